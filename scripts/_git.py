@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+EPOCH = "2026-01-01T00:00:00+0000"
 IDENTITY = ("UCM HiCache v2 contributors", "noreply@ucm-hicache-v2.invalid")
 
 # A user's diff.noprefix, format.signOff, autocrlf or commit signing would change the
@@ -14,7 +15,6 @@ _SETTINGS = {
     "core.safecrlf": "false",
     "core.quotePath": "false",
     "core.hooksPath": os.devnull,
-    "core.whitespace": "-trailing-space,-space-before-tab,-blank-at-eof",
     "core.fsmonitor": "false",
     "core.fileMode": "true",
     "apply.whitespace": "nowarn",
@@ -30,7 +30,7 @@ _SETTINGS = {
     "diff.renames": "false",
     "diff.indentHeuristic": "true",
     "diff.suppressBlankEmpty": "false",
-    "diff.orderFile": "",
+    "diff.orderFile": os.devnull,
     "format.signOff": "false",
     "format.attach": "false",
     "format.encodeEmailHeaders": "false",
@@ -52,37 +52,42 @@ class GitError(Exception):
         self.code, self.text = code, text
 
 
-def environment(when: str = "2026-01-01T00:00:00+0000") -> dict[str, str]:
-    """Environment for git: fixed identity, dates and settings. `when` dates commits."""
+def environment(when: str = EPOCH, as_user: bool = False) -> dict[str, str]:
+    """Environment for git: fixed identity, date and settings.
+
+    `as_user` keeps the checkout's and the user's settings (line endings, say) for
+    commands that write a working tree; only hooks and signatures stay off.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     name, mail = IDENTITY
-    env.update(
-        LC_ALL="C.UTF-8",
-        TZ="UTC",
-        GIT_CONFIG_NOSYSTEM="1",
-        GIT_CONFIG_GLOBAL=os.devnull,
-        GIT_ATTR_NOSYSTEM="1",
-        GIT_TERMINAL_PROMPT="0",
-        GIT_EDITOR="true",
-        GIT_PAGER="cat",
-        GIT_AUTHOR_NAME=name,
-        GIT_AUTHOR_EMAIL=mail,
-        GIT_AUTHOR_DATE=when,
-        GIT_COMMITTER_NAME=name,
-        GIT_COMMITTER_EMAIL=mail,
-        GIT_COMMITTER_DATE=when,
-        GIT_CONFIG_COUNT=str(len(_SETTINGS)),
-    )
-    for i, (key, value) in enumerate(_SETTINGS.items()):
+    for role in ("AUTHOR", "COMMITTER"):
+        env[f"GIT_{role}_NAME"], env[f"GIT_{role}_EMAIL"] = name, mail
+        env[f"GIT_{role}_DATE"] = when
+    env.update(LC_ALL="C.UTF-8", TZ="UTC", GIT_EDITOR="true", GIT_PAGER="cat")
+    settings = {"core.hooksPath": os.devnull} if as_user else _SETTINGS
+    if not as_user:
+        env.update(
+            GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL=os.devnull, GIT_ATTR_NOSYSTEM="1"
+        )
+    env["GIT_CONFIG_COUNT"] = str(len(settings))
+    for i, (key, value) in enumerate(settings.items()):
         env[f"GIT_CONFIG_KEY_{i}"], env[f"GIT_CONFIG_VALUE_{i}"] = key, value
     return env
 
 
 def git_bytes(
-    repo: Path, *args: str, when: str | None = None, stdin: bytes | None = None
+    repo: Path,
+    *args: str,
+    stdin: bytes | None = None,
+    as_user: bool = False,
+    **extra: str,
 ) -> bytes:
-    """Run git in `repo`; return its standard output. Raises GitError."""
-    env = environment(when) if when else environment()
+    """Run git in `repo`; return its standard output. Raises GitError.
+
+    `extra` are environment variables without their GIT_ prefix, `when` the date of a commit.
+    """
+    env = environment(extra.pop("when", EPOCH), as_user)
+    env.update({f"GIT_{key}": value for key, value in extra.items()})
     done = subprocess.run(
         ["git", *args], cwd=repo, env=env, input=stdin, capture_output=True
     )

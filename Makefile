@@ -1,0 +1,51 @@
+# Every target is one line that calls scripts/ or pytest; `make help` lists them.
+PYTHON ?= python3
+UCM    ?=
+SANITIZE ?=
+VARIANT ?= $(or $(SANITIZE),release)
+V      ?=
+export V
+
+checkout = $(if $(UCM),--ucm "$(UCM)")
+venv     = build/venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help apply unapply status verify refresh build demo test lint clean
+
+help:  ## list targets and variables
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | V=1 tracebacks"
+
+apply:  ## put the series onto UCM, all or nothing
+	@$(PYTHON) scripts/apply.py $(checkout)
+
+unapply:  ## take the series off again
+	@$(PYTHON) scripts/unapply.py $(checkout)
+
+status:  ## show base, patches and overlay files of UCM
+	@$(PYTHON) scripts/status.py $(checkout)
+
+verify:  ## check grammar, headers, owners, and the byte-exact export
+	@$(PYTHON) scripts/verify.py
+
+refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
+	@$(PYTHON) scripts/refresh.py $(checkout)
+
+build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
+	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
+
+demo: build  ## store DeepSeek V4's six pools, read them back in another process
+	@$(venv) scripts/demo.py
+
+test: build  ## tool tests, store conformance and feature tests on the real store
+	@$(venv) -m pytest $(TESTS)
+
+lint:  ## black, isort, ruff, codespell, clang-format at UCM's versions
+	@ci/lint.sh
+
+clean:  ## remove everything that was fetched and built
+	rm -rf build out
+
+.PHONY: prepared
+prepared:
+	@$(PYTHON) scripts/apply.py $(checkout) --if-needed

@@ -1,0 +1,31 @@
+#!/bin/sh
+# Check our own files with the tools and versions that UCM checks its own with.
+# The tools live in build/lint, made from ci/requirements/lint.txt when missing.
+set -eu
+cd "$(dirname "$0")/.."
+
+if ! cmp -s ci/requirements/lint.txt build/lint/stamp; then
+    rm -rf build/lint
+    "${PYTHON:-python3}" -m venv build/lint
+    build/lint/bin/pip install -q --disable-pip-version-check -r ci/requirements/lint.txt
+    cp ci/requirements/lint.txt build/lint/stamp
+fi
+PATH=$PWD/build/lint/bin:$PATH
+status=0
+check() {
+    echo "lint: $1"
+    "$@" || status=1
+}
+
+python_files=$(git ls-files -co --exclude-standard '*.py')
+native_files=$(git ls-files -co --exclude-standard 'ucm_overlay/*.cc' 'ucm_overlay/*.h')
+check black --quiet --check --diff $python_files
+check isort --quiet --profile=black --check-only --diff $python_files
+check ruff check --quiet $python_files
+[ -z "$native_files" ] || check clang-format --style=file:ci/clang-format --dry-run -Werror $native_files
+check codespell $(git ls-files -co --exclude-standard -- ':!*.png' ':!*.jsonl')
+for file in $(git ls-files -co --exclude-standard '*.sh' .ci/run); do
+    check sh -n "$file"
+done
+[ "$status" = 0 ] && echo "lint: clean" || echo "next: black and isort rewrite the files; the rest is yours"
+exit "$status"

@@ -1,0 +1,150 @@
+"""The user's UCM checkout: where it is, what state it is in, and the marks we leave in it."""
+
+import shutil
+from pathlib import Path
+
+from _git import GitError, git, git_ok, lines
+from _pin import DEFAULT_UCM, base_repository, read_pin
+from _report import Refusal
+
+# Our only marks in a checkout: the commit the series was applied on, and its tip.
+BASE_REF = "refs/ucm-hicache/base"
+TIP_REF = "refs/ucm-hicache/tip"
+
+# A path that every UCM with a SGLang integration has.
+LANDMARK = "ucm/store/ucmstore_v1.py"
+
+_UNFINISHED = {
+    "rebase-merge": "a rebase",
+    "rebase-apply": "an am or rebase",
+    "MERGE_HEAD": "a merge",
+    "CHERRY_PICK_HEAD": "a cherry-pick",
+    "REVERT_HEAD": "a revert",
+}
+
+
+def find_checkout(given: str | None, make: bool = False) -> Path:
+    """The checkout to work on: UCM=DIR, or the pinned base under build/ucm.
+
+    `make` clones that base when it is missing. Raises Refusal when the folder is not the
+    top of a UCM git checkout.
+    """
+    if not given:
+        if make and not DEFAULT_UCM.exists():
+            _clone_base()
+        given = str(DEFAULT_UCM)
+    folder = Path(given).expanduser().resolve()
+    if not folder.is_dir():
+        raise Refusal(
+            f"{folder} is not there",
+            expected="a git checkout of UCM",
+            found="no such folder",
+            next="make apply, or make apply UCM=<checkout>",
+            code=2,
+        )
+    _require_top(folder)
+    if not git_ok(folder, "cat-file", "-e", f"HEAD:{LANDMARK}"):
+        raise Refusal(
+            f"{folder} is not a UCM checkout",
+            expected=f"{LANDMARK} in its HEAD commit",
+            found="no such file",
+            next="make apply UCM=<checkout of unified-cache-management>",
+            code=2,
+        )
+    return folder
+
+
+def _clone_base() -> None:
+    scratch = DEFAULT_UCM.with_suffix(".new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    base = base_repository()
+    git(base, "clone", "--quiet", "--no-hardlinks", str(base), str(scratch))
+    git(scratch, "remote", "remove", "origin")
+    scratch.rename(DEFAULT_UCM)
+
+
+def _require_top(folder: Path) -> None:
+    """git acts on the repository around a plain folder: make sure it is this one."""
+    try:
+        top = git(folder, "rev-parse", "--show-toplevel")
+    except GitError as error:
+        top = error.text
+    if not top or Path(top) != folder:
+        raise Refusal(
+            f"{folder} is not the top of a git checkout",
+            expected="a folder with a .git of its own and a working tree",
+            found=f"git answers: {top or 'a bare repository'}",
+            next="git clone UCM and pass the clone as UCM=<checkout>",
+            code=2,
+        )
+    if not git_ok(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"):
+        raise Refusal(
+            f"{folder} has no commit",
+            expected="UCM's files in a HEAD commit",
+            found="an empty repository",
+            next="commit or check out UCM there first",
+            code=2,
+        )
+
+
+def refuse_unfinished(repo: Path) -> None:
+    """Refuse while git waits for the user to finish something."""
+    for name, what in _UNFINISHED.items():
+        if (repo / git(repo, "rev-parse", "--git-path", name)).exists():
+            raise Refusal(
+                f"{what} is in progress in {repo}",
+                expected="no unfinished git operation",
+                found=name,
+                next="finish it or abort it (git status tells how), then try again",
+            )
+
+
+def refuse_dirty(repo: Path, paths: list[str]) -> None:
+    """Refuse when one of `paths` has changes that are not committed."""
+    status = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    found = git(repo, *status, "--ignored", "--", *paths, as_user=True)
+    if found:
+        raise Refusal(
+            f"uncommitted changes are in the way in {repo}",
+            expected="the files that the series touches as committed",
+            found="\n".join(row for row in found.split("\0") if row),
+            next="commit or stash them, then try again",
+        )
+
+
+def applied(repo: Path) -> tuple[str, str] | None:
+    """(base, tip) when the current branch holds an applied series, else None."""
+    found = [ref(repo, name) for name in (BASE_REF, TIP_REF)]
+    if None in found or not git_ok(
+        repo, "merge-base", "--is-ancestor", found[1], "HEAD"
+    ):
+        return None
+    return found[0], found[1]
+
+
+def ref(repo: Path, name: str) -> str | None:
+    try:
+        return git(repo, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
+    except GitError:
+        return None
+
+
+def blobs(repo: Path, commit: str, paths: list[str]) -> dict[str, str]:
+    """Path -> blob id at `commit`, for those of `paths` that are there."""
+    if not paths:
+        return {}
+    found = {}
+    for row in lines(repo, "ls-tree", "-r", "-z", commit, "--", *paths):
+        meta, path = row.split("\t", 1)
+        found[path] = meta.split()[2]
+    return found
+
+
+def move_to(repo: Path, commit: str) -> None:
+    """Move branch, index and files to `commit`; git refuses if that would lose changes."""
+    git(repo, "reset", "--quiet", "--keep", commit, as_user=True)
+
+
+def describe_base() -> str:
+    pin = read_pin()
+    return f"{pin.package} {pin.version} ({pin.commit[:12]})"

@@ -1,0 +1,135 @@
+"""The series on disk: patches/series, the patch headers, and who owns which overlay file.
+
+Grammar of patches/series, all of it written by `make refresh`:
+
+    # a comment
+    0001-short-phrase.patch          an entry; entries apply in this order
+        ucm/path/of/a/new_file.py    an overlay file that lands in the entry's commit
+"""
+
+import email
+import email.policy
+import re
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from _pin import ROOT
+from _report import Refusal
+
+PATCHES = ROOT / "patches"
+OVERLAY = ROOT / "ucm_overlay"
+SERIES = PATCHES / "series"
+
+TAGS = ("Feat", "Bugfix", "Opt", "Build", "CI", "Doc", "Test", "Misc")
+SUBJECT = re.compile(rf"(\[({'|'.join(TAGS)})\])+ \S.{{0,70}}[^.\s]$")
+NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.patch$")
+SECTIONS = ("Why", "What", "To test")
+TRAILERS = ("Topic", "Forwarded", "Drop-When")
+
+
+@dataclass
+class Entry:
+    """One commit of the series: a patch file and the overlay files that land with it."""
+
+    patch: str
+    overlay: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        return PATCHES / self.patch
+
+
+def read_series() -> list[Entry]:
+    """Entries of patches/series in order. Raises Refusal on an overlay line without an entry."""
+    entries: list[Entry] = []
+    text = SERIES.read_text("utf-8") if SERIES.is_file() else ""
+    for number, line in enumerate(text.splitlines(), 1):
+        name = line.partition("#")[0].rstrip()
+        if not name:
+            continue
+        if not name[0].isspace():
+            entries.append(Entry(name))
+        elif entries:
+            entries[-1].overlay.append(name.strip())
+        else:
+            raise Refusal(
+                "patches/series cannot be read",
+                expected="an entry before the first indented overlay path",
+                found=f"line {number}: {name.strip()}",
+                next="make refresh",
+            )
+    if not entries:
+        raise Refusal(
+            "the series is empty",
+            expected="at least one entry in patches/series",
+            found="none",
+            next="git checkout -- patches",
+        )
+    return entries
+
+
+def write_series(entries: list[Entry], topics: list[str]) -> str:
+    """Text of patches/series; a comment opens each topic."""
+    rows, last = ["# Written by `make refresh`; docs/series.md tells the grammar."], ""
+    for entry, topic in zip(entries, topics):
+        if topic != last:
+            rows += ["", f"# {topic}"]
+            last = topic
+        rows.append(entry.patch)
+        rows += [f"    {path}" for path in sorted(entry.overlay)]
+    return "\n".join(rows) + "\n"
+
+
+def overlay_owners(entries: list[Entry]) -> dict[str, str]:
+    """Overlay path -> the patch whose commit adds it."""
+    return {path: entry.patch for entry in entries for path in entry.overlay}
+
+
+@dataclass(frozen=True)
+class Header:
+    """Mail header and message of one patch file."""
+
+    subject: str
+    body: str
+    trailers: dict[str, list[str]]
+
+
+def read_header(patch: bytes) -> Header:
+    message = email.message_from_bytes(patch, policy=email.policy.default)
+    body = message.get_content().split("\n---\n")[0].split("\ndiff --git ")[0]
+    parsed = subprocess.run(
+        ["git", "interpret-trailers", "--parse"],
+        input=f"subject\n\n{body}\n",
+        capture_output=True,
+        text=True,
+    ).stdout
+    trailers: dict[str, list[str]] = {}
+    for row in parsed.splitlines():
+        key, _, value = row.partition(":")
+        trailers.setdefault(key, []).append(value.strip())
+    return Header(str(message["Subject"]).replace("\n", ""), body, trailers)
+
+
+def header_faults(header: Header) -> list[str]:
+    """What a patch header lacks; empty when it follows CONTRIBUTING.md."""
+    faults = []
+    if not SUBJECT.match(header.subject):
+        faults.append(
+            f"subject {header.subject!r}: expected [{'|'.join(TAGS)}] and a phrase "
+            "under 72 characters without a full stop"
+        )
+    for section in SECTIONS:
+        if not re.search(rf"^{section}: \S", header.body, re.MULTILINE):
+            faults.append(f"message has no paragraph that starts with '{section}: '")
+    for key in TRAILERS:
+        count = len(header.trailers.get(key, []))
+        if count != 1:
+            faults.append(f"trailer {key} is there {count} times, expected once")
+    return faults
+
+
+def slug(subject: str) -> str:
+    """File-name part of a subject: tags dropped, lower case, dashes."""
+    phrase = re.sub(r"^(\[\w+\])+\s*", "", subject).lower()
+    return re.sub(r"[^a-z0-9]+", "-", phrase).strip("-")[:60].rstrip("-")

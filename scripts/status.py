@@ -1,0 +1,67 @@
+"""Show where a UCM checkout stands: base, each patch, each overlay file. Read-only."""
+
+import argparse
+import subprocess
+from pathlib import Path
+
+import _checkout as checkout
+from _git import environment, git, git_bytes
+from _pin import read_pin
+from _report import run
+from _series import OVERLAY, Entry, read_series
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
+    options = parser.parse_args()
+    repo = checkout.find_checkout(options.ucm)
+    entries, marks = read_series(), checkout.applied(repo)
+    start = marks[0] if marks else git(repo, "rev-parse", "HEAD")
+    print(f"pinned    {checkout.describe_base()}")
+    print(f"checkout  {repo} at {git(repo, 'rev-parse', '--short=12', 'HEAD')}")
+    print(f"series    {'applied on ' + start[:12] if marks else 'not applied'}")
+    if start != read_pin().commit:
+        print("base      the checkout is not the pinned sdist; blobs decide, see apply")
+    ours = patch_ids(repo, f"{start}..HEAD") if marks else set()
+    theirs = patch_ids(repo, f"-200 {start}")
+    for entry in entries:
+        print(f"  {patch_state(entry, ours, theirs):<17}{entry.patch}")
+        for path in entry.overlay:
+            print(f"    {overlay_state(repo, path, bool(marks)):<15}{path}")
+    return 0
+
+
+def patch_ids(repo: Path, revisions: str) -> set[str]:
+    """Stable patch ids of the commits in a range, new files left out."""
+    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a")
+    return _ids(repo, git_bytes(repo, *log, *revisions.split()))
+
+
+def _ids(repo: Path, text: bytes) -> set[str]:
+    found = git(repo, "patch-id", "--stable", stdin=text)
+    return {row.split()[0] for row in found.splitlines()}
+
+
+def patch_state(entry: Entry, ours: set[str], theirs: set[str]) -> str:
+    ids = _ids(OVERLAY.parent, entry.path.read_bytes())
+    if not ids:
+        return "new files only"
+    if ids <= theirs:
+        return "already upstream"
+    return "applied" if ids <= ours else "missing"
+
+
+def overlay_state(repo: Path, path: str, applied: bool) -> str:
+    file = repo / path
+    if not file.exists():
+        return "missing"
+    if not applied:
+        return "upstream has it"
+    return (
+        "same" if file.read_bytes() == (OVERLAY / path).read_bytes() else "edited"
+    )
+
+
+if __name__ == "__main__":
+    run("status", main)

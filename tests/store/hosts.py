@@ -1,0 +1,91 @@
+"""Processes, users and mounts that a test sets up; used inside the test's own process."""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CLONE_NEWNS = 0x20000
+
+
+class Process:
+    """Runs `call` in a forked process. Start it before a store is opened in this one."""
+
+    def __init__(self, call: Callable) -> None:
+        self.receive, send = multiprocessing.Pipe(duplex=False)
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._serve(call, send)
+        send.close()
+
+    @staticmethod
+    def _serve(call: Callable, send) -> None:
+        try:
+            send.send((call(), None))
+        except BaseException as error:
+            send.send((None, f"{type(error).__name__}: {error}"))
+        os._exit(0)
+
+    def outcome(self, limit: float = 20.0) -> tuple:
+        """(result, None), (None, error text), or (None, "hung" | "died")."""
+        try:
+            return self.receive.recv() if self.receive.poll(limit) else (None, "hung")
+        except EOFError:
+            return None, "died"
+
+    def result(self, limit: float = 20.0):
+        value, error = self.outcome(limit)
+        assert error is None, error
+        return value
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def exit_status(self, limit: float = 10.0) -> int | None:
+        """As waitpid gives it; None when it still runs."""
+        from kit import until
+
+        done = []
+        until(lambda: done.extend(os.waitpid(self.pid, os.WNOHANG)) or done[-2], limit)
+        return done[-1] if done[-2] else None
+
+
+def private_mounts() -> None:
+    """Give this process its own mount table, or skip."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if os.geteuid() != 0 or libc.unshare(CLONE_NEWNS) != 0:
+        pytest.skip("mounting needs root and CAP_SYS_ADMIN")
+    _mount("--make-rprivate", "/")
+
+
+def _mount(*args: object) -> None:
+    run = subprocess.run(["mount", *map(str, args)], capture_output=True, text=True)
+    if run.returncode != 0:
+        pytest.skip(f"mount {args} failed: {run.stderr.strip()}")
+
+
+def read_only_view(source: Path, target: Path) -> None:
+    private_mounts()
+    _mount("--bind", source, target)
+    _mount("-o", "remount,bind,ro", target)
+
+
+def small_disk(target: Path, size: int) -> None:
+    private_mounts()
+    _mount("-t", "tmpfs", "-o", f"size={size}", "store-test", target)
+
+
+def become(uid: int, gid: int) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("changing the user needs root")
+    os.setgroups([gid])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
