@@ -1,6 +1,7 @@
 # Every target is one line that calls scripts/ or pytest; `make help` lists them.
 PYTHON ?= python3
 UCM    ?=
+TO     ?=
 SANITIZE ?=
 VARIANT ?= $(or $(SANITIZE),release)
 V      ?=
@@ -10,10 +11,11 @@ checkout = $(if $(UCM),--ucm "$(UCM)")
 venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help apply unapply status verify refresh build demo test lint clean
+.PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
+.PHONY: build demo test lint clean
 
 help:  ## list targets and variables
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
 	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
@@ -30,6 +32,15 @@ verify:  ## check grammar, headers, owners, and the byte-exact export
 
 refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
 	@$(PYTHON) scripts/refresh.py $(checkout)
+
+rebase:  ## put the series onto another commit of UCM: TO=REF
+	@$(PYTHON) scripts/rebase.py $(checkout) $(if $(TO),--to "$(TO)")
+
+rebase-continue:  ## go on after a conflict was solved
+	@$(PYTHON) scripts/rebase.py $(checkout) --continue
+
+rebase-abort:  ## give the rebase up
+	@$(PYTHON) scripts/rebase.py $(checkout) --abort
 
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)

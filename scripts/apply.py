@@ -13,7 +13,9 @@ from _series import Entry, overlay_owners, read_series
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ucm", metavar="DIR", help="default: the pinned base, fetched")
+    parser.add_argument(
+        "--ucm", metavar="DIR", help="default: the pinned base, fetched"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check, change nothing")
     parser.add_argument(
         "--if-needed", action="store_true", help="keep a branch that is being edited"

@@ -58,9 +58,7 @@ def overlay_state(repo: Path, path: str, applied: bool) -> str:
         return "missing"
     if not applied:
         return "upstream has it"
-    return (
-        "same" if file.read_bytes() == (OVERLAY / path).read_bytes() else "edited"
-    )
+    return "same" if file.read_bytes() == (OVERLAY / path).read_bytes() else "edited"
 
 
 if __name__ == "__main__":
