@@ -8,8 +8,9 @@ from _pin import DEFAULT_UCM, base_repository, read_pin
 from _report import Refusal
 
 # Our only marks in a checkout: the commit the series was applied on, and its tip.
-BASE_REF = "refs/ucm-hicache/base"
-TIP_REF = "refs/ucm-hicache/tip"
+# Below refs/worktree/ each linked worktree has marks of its own.
+BASE_REF = "refs/worktree/ucm-hicache/base"
+TIP_REF = "refs/worktree/ucm-hicache/tip"
 
 # A path that every UCM with a SGLang integration has.
 LANDMARK = "ucm/store/ucmstore_v1.py"
@@ -114,12 +115,22 @@ def refuse_dirty(repo: Path, paths: list[str]) -> None:
 
 def applied(repo: Path) -> tuple[str, str] | None:
     """(base, tip) when the current branch holds an applied series, else None."""
-    found = [ref(repo, name) for name in (BASE_REF, TIP_REF)]
-    if None in found or not git_ok(
-        repo, "merge-base", "--is-ancestor", found[1], "HEAD"
-    ):
+    base, tip = ref(repo, BASE_REF), ref(repo, TIP_REF)
+    return (base, tip) if base and tip and holds(repo, tip) else None
+
+
+def edited(repo: Path) -> str | None:
+    """The base of a branch on which commits of the series were edited since, else None."""
+    base = ref(repo, BASE_REF)
+    if not base or applied(repo) or not holds(repo, base):
         return None
-    return found[0], found[1]
+    ours = ("log", "-1", "--format=%h", "--fixed-strings", "--grep=Drop-When: ")
+    return base if git(repo, *ours, f"{base}..HEAD") else None
+
+
+def holds(repo: Path, commit: str) -> bool:
+    """True when HEAD is `commit` or a descendant of it."""
+    return git_ok(repo, "merge-base", "--is-ancestor", commit, "HEAD")
 
 
 def ref(repo: Path, name: str) -> str | None:
@@ -140,9 +151,34 @@ def blobs(repo: Path, commit: str, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def move_to(repo: Path, commit: str) -> None:
-    """Move branch, index and files to `commit`; git refuses if that would lose changes."""
-    git(repo, "reset", "--quiet", "--keep", commit, as_user=True)
+def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
+    """Move branch, index, files and our marks to `commit`, all or nothing.
+
+    What the user changed or staged in other files stays. Raises Refusal when a change
+    would be lost.
+    """
+    head = git(repo, "rev-parse", "HEAD")
+    switch = ("read-tree", "-m", "-u")
+    rows = [f"update HEAD {commit} {head}"]
+    for name, value in zip((BASE_REF, TIP_REF), marks or (None, None)):
+        if value or ref(repo, name):
+            rows.append(f"update {name} {value}" if value else f"delete {name}")
+    refs = "".join(f"{row}\n" for row in rows).encode()
+    git_ok(repo, "update-index", "-q", "--refresh", as_user=True)
+    moved = False
+    try:
+        git(repo, *switch, head, commit, as_user=True)
+        moved = True
+        git(repo, "update-ref", "-m", "ucm-hicache", "--stdin", stdin=refs)
+    except GitError as error:
+        if moved:
+            git(repo, *switch, commit, head, as_user=True)
+        raise Refusal(
+            f"git would not move {repo} to {commit[:12]}",
+            expected="files of the series as committed, no other git command at work",
+            found=error.text,
+            next="commit or stash what is in the way, then try again",
+        ) from error
 
 
 def describe_base() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from _git import GitError, git, git_bytes, lines
 from _report import Refusal
+from _pin import ROOT
 from _series import OVERLAY, PATCHES, Entry, read_header, slug
 
 AM = (
@@ -17,7 +18,9 @@ AM = (
 ).split()
 FORMAT = (
     "format-patch --stdout -k --zero-commit --full-index --no-signature --no-stat "
-    "--always --no-renames --no-attach --no-thread --unified=3"
+    "--always --no-renames --no-attach --no-thread --unified=3 --no-add-header --no-to "
+    "--no-cc --no-from --no-notes --no-cover-letter --no-base --no-numbered --no-color "
+    "--no-ext-diff --src-prefix=a/ --dst-prefix=b/"
 ).split()
 
 
@@ -33,18 +36,20 @@ def worktree(repo: Path, commit: str) -> Iterator[Path]:
             git(repo, "worktree", "remove", "--force", str(tree))
 
 
-def commit_entry(tree: Path, entry: Entry, am: list[str] = AM) -> str:
+def commit_entry(
+    tree: Path, entry: Entry, am: list[str] = AM, root: Path = ROOT
+) -> str:
     """Apply one entry in a worktree: the patch, then its overlay files, as one commit."""
-    git(tree, *am, str(entry.path))
-    add_overlay(tree, entry)
+    git(tree, *am, str(root / PATCHES.name / entry.patch))
+    add_overlay(tree, entry, root)
     return git(tree, "rev-parse", "HEAD")
 
 
-def add_overlay(tree: Path, entry: Entry) -> None:
+def add_overlay(tree: Path, entry: Entry, root: Path = ROOT) -> None:
     """Put the entry's overlay files into the commit that its patch just made."""
     for path in entry.overlay:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(OVERLAY / path, tree / path)
+        shutil.copy(root / OVERLAY.name / path, tree / path)
     if entry.overlay:
         git(tree, "add", "--force", "--", *entry.overlay)
         when = git(tree, "show", "-s", "--format=%aI")
@@ -55,8 +60,10 @@ def add_overlay(tree: Path, entry: Entry) -> None:
         )
 
 
-def commit_series(repo: Path, start: str, entries: list[Entry]) -> str:
-    """Apply the series on `start` in a temporary worktree; return the tip's id.
+def commit_series(
+    repo: Path, start: str, entries: list[Entry], root: Path = ROOT
+) -> str:
+    """Apply the series of `root` on `start` in a temporary worktree; return the tip's id.
 
     The same series on the same start gives the same id. Raises Refusal for the first
     entry that does not apply; `repo` then has at most unreachable objects more.
@@ -64,15 +71,22 @@ def commit_series(repo: Path, start: str, entries: list[Entry]) -> str:
     with worktree(repo, start) as tree:
         for number, entry in enumerate(entries, 1):
             try:
-                tip = commit_entry(tree, entry)
-            except GitError as error:
+                tip = commit_entry(tree, entry, root=root)
+            except (GitError, OSError) as error:
                 raise Refusal(
                     f"{entry.patch} does not apply ({number} of {len(entries)})",
                     expected="every patch applies without fuzz",
-                    found=error.text,
+                    found=_without_hints(error),
                     next=f"make rebase UCM={repo} TO=HEAD",
                 ) from error
     return tip
+
+
+def _without_hints(error: GitError | OSError) -> str:
+    """git's reasons; its advice is about a worktree that is gone already."""
+    rows = getattr(error, "text", str(error)).splitlines()
+    advice = ("hint:", "When you have", "If you prefer", "To restore")
+    return "\n".join(row for row in rows if not row.startswith(advice))
 
 
 @dataclass
@@ -91,7 +105,7 @@ def export(repo: Path, base: str, tip: str) -> tuple[list[Exported], list[str]]:
     has at `tip`: later edits fold into the owner. A commit with nothing else is dropped.
     """
     commits = git(repo, "rev-list", "--reverse", f"{base}..{tip}").split()
-    owned, owner = _owners(repo, commits, tip)
+    owned, owner = _owners(repo, commits, base, tip)
     exported, folded, parent = [], [], base
     for commit in commits:
         paths = [path for path, who in owner.items() if who == commit]
@@ -111,15 +125,17 @@ def export(repo: Path, base: str, tip: str) -> tuple[list[Exported], list[str]]:
 
 
 def _owners(
-    repo: Path, commits: list[str], tip: str
+    repo: Path, commits: list[str], base: str, tip: str
 ) -> tuple[list[str], dict[str, str]]:
-    """Every path some commit adds, and the first adder of each one that `tip` still has."""
+    """Every path beyond `base` that a commit adds; the first adder of those `tip` has."""
     owner: dict[str, str] = {}
+    names = ("-r", "-z", "--name-only")
+    upstream, there = (set(lines(repo, "ls-tree", *names, c)) for c in (base, tip))
     for commit in commits:
-        added = ("diff-tree", "-r", "-z", "--no-commit-id", "--name-only")
-        for path in lines(repo, *added, "--diff-filter=A", commit):
-            owner.setdefault(path, commit)
-    there = set(lines(repo, "ls-tree", "-r", "-z", "--name-only", tip))
+        added = ("diff-tree", *names, "--no-commit-id", "--diff-filter=A", commit)
+        for path in lines(repo, *added):
+            if path not in upstream:
+                owner.setdefault(path, commit)
     return list(owner), {path: who for path, who in owner.items() if path in there}
 
 
@@ -147,9 +163,17 @@ def touched(entries: list[Entry]) -> list[str]:
     """Upstream files that some patch of the series changes, as git reads the patches."""
     paths = set()
     for entry in entries:
-        stat = git_bytes(
-            PATCHES, "apply", "--numstat", "-z", "--allow-empty", entry.patch
-        )
-        rows = stat.decode("utf-8").split("\0")
+        # In a subfolder of a repository git apply would skip every path, silently.
+        alone = {"CEILING_DIRECTORIES": str(ROOT)}
+        ask = ("apply", "--numstat", "-z", "--allow-empty", entry.patch)
+        try:
+            rows = git(PATCHES, *ask, **alone).split("\0")
+        except GitError as error:
+            raise Refusal(
+                f"{entry.patch} is not a patch",
+                expected="an export of make refresh",
+                found=error.text,
+                next="git checkout -- patches; make verify names every fault",
+            ) from error
         paths |= {row.split("\t", 2)[2] for row in rows if row}
     return sorted(paths)

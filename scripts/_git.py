@@ -1,5 +1,6 @@
 """Every git call of the series tools, isolated from the user's configuration."""
 
+import functools
 import os
 import subprocess
 from pathlib import Path
@@ -17,11 +18,20 @@ _SETTINGS = {
     "core.hooksPath": os.devnull,
     "core.fsmonitor": "false",
     "core.fileMode": "true",
+    "core.attributesFile": os.devnull,
+    "core.sparseCheckout": "false",
     "apply.whitespace": "nowarn",
+    "apply.ignoreWhitespace": "no",
     "commit.gpgSign": "false",
+    "commit.cleanup": "whitespace",
     "tag.gpgSign": "false",
     "am.threeWay": "false",
     "am.keepcr": "true",
+    "am.messageId": "false",
+    "mailinfo.scissors": "false",
+    "trailer.separators": ":",
+    "log.showSignature": "false",
+    "grep.patternType": "default",
     "diff.noprefix": "false",
     "diff.mnemonicPrefix": "false",
     "diff.algorithm": "myers",
@@ -32,8 +42,9 @@ _SETTINGS = {
     "diff.suppressBlankEmpty": "false",
     "diff.orderFile": os.devnull,
     "format.signOff": "false",
-    "format.attach": "false",
     "format.encodeEmailHeaders": "false",
+    "format.forceInBodyFrom": "false",
+    "format.pretty": "medium",
     "i18n.commitEncoding": "utf-8",
     "i18n.logOutputEncoding": "utf-8",
     "merge.renames": "true",
@@ -52,6 +63,15 @@ class GitError(Exception):
         self.code, self.text = code, text
 
 
+@functools.cache
+def _safe_directories() -> tuple[str, ...]:
+    """The user's own word on checkouts that belong to someone else; git heeds no other."""
+    asked = ["git", "config", "--get-all", "safe.directory"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    told = subprocess.run(asked, cwd="/", env=env, capture_output=True).stdout
+    return tuple(os.fsdecode(told).splitlines())
+
+
 def environment(when: str = EPOCH, as_user: bool = False) -> dict[str, str]:
     """Environment for git: fixed identity, date and settings.
 
@@ -64,13 +84,15 @@ def environment(when: str = EPOCH, as_user: bool = False) -> dict[str, str]:
         env[f"GIT_{role}_NAME"], env[f"GIT_{role}_EMAIL"] = name, mail
         env[f"GIT_{role}_DATE"] = when
     env.update(LC_ALL="C.UTF-8", TZ="UTC", GIT_EDITOR="true", GIT_PAGER="cat")
-    settings = {"core.hooksPath": os.devnull} if as_user else _SETTINGS
+    env.update(GIT_OPTIONAL_LOCKS="0", GIT_LITERAL_PATHSPECS="1")
+    settings = [("core.hooksPath", os.devnull)] if as_user else [*_SETTINGS.items()]
     if not as_user:
         env.update(
             GIT_CONFIG_NOSYSTEM="1", GIT_CONFIG_GLOBAL=os.devnull, GIT_ATTR_NOSYSTEM="1"
         )
+        settings += [("safe.directory", folder) for folder in _safe_directories()]
     env["GIT_CONFIG_COUNT"] = str(len(settings))
-    for i, (key, value) in enumerate(settings.items()):
+    for i, (key, value) in enumerate(settings):
         env[f"GIT_CONFIG_KEY_{i}"], env[f"GIT_CONFIG_VALUE_{i}"] = key, value
     return env
 
@@ -102,10 +124,10 @@ def git(repo: Path, *args: str, **kwargs) -> str:
     return git_bytes(repo, *args, **kwargs).decode("utf-8", "replace").rstrip("\n")
 
 
-def git_ok(repo: Path, *args: str) -> bool:
+def git_ok(repo: Path, *args: str, **kwargs) -> bool:
     """True when the git command succeeds."""
     try:
-        git_bytes(repo, *args)
+        git_bytes(repo, *args, **kwargs)
     except GitError:
         return False
     return True

@@ -27,6 +27,8 @@ class Refusal(Exception):
 
 def run(tool: str, main: Callable[[], int | None]) -> None:
     """Run `main` and exit; a traceback is printed only with V=1 in the environment."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")
     try:
         code = main() or 0
     except Refusal as refusal:

@@ -10,10 +10,10 @@ Grammar of patches/series, all of it written by `make refresh`:
 import email
 import email.policy
 import re
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from _git import git
 from _pin import ROOT
 from _report import Refusal
 
@@ -40,8 +40,11 @@ class Entry:
         return PATCHES / self.patch
 
 
-def read_series() -> list[Entry]:
-    """Entries of patches/series in order. Raises Refusal on an overlay line without an entry."""
+def read_series(complete: bool = True) -> list[Entry]:
+    """Entries of patches/series in order, at least one.
+
+    Raises Refusal for what cannot be read, and for a `complete` series that lacks a file.
+    """
     entries: list[Entry] = []
     text = SERIES.read_text("utf-8") if SERIES.is_file() else ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -65,6 +68,16 @@ def read_series() -> list[Entry]:
             expected="at least one entry in patches/series",
             found="none",
             next="git checkout -- patches",
+        )
+    files = [entry.path for entry in entries]
+    files += [OVERLAY / path for path in overlay_owners(entries)]
+    lost = [str(path.relative_to(ROOT)) for path in files if not path.is_file()]
+    if complete and lost:
+        raise Refusal(
+            "the series is not complete",
+            expected="every file that patches/series names",
+            found="\n".join(f"{path} is not there" for path in lost),
+            next="git checkout -- patches ucm_overlay; make verify names every fault",
         )
     return entries
 
@@ -98,12 +111,8 @@ class Header:
 def read_header(patch: bytes) -> Header:
     message = email.message_from_bytes(patch, policy=email.policy.default)
     body = message.get_content().split("\n---\n")[0].split("\ndiff --git ")[0]
-    parsed = subprocess.run(
-        ["git", "interpret-trailers", "--parse"],
-        input=f"subject\n\n{body}\n",
-        capture_output=True,
-        text=True,
-    ).stdout
+    mail = f"subject\n\n{body}\n".encode("utf-8", "replace")
+    parsed = git(ROOT, "interpret-trailers", "--parse", stdin=mail)
     trailers: dict[str, list[str]] = {}
     for row in parsed.splitlines():
         key, _, value = row.partition(":")

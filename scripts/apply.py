@@ -1,11 +1,12 @@
 """Apply the series to a UCM checkout: patches and overlay become commits, all or nothing."""
 
 import argparse
+import os
 from pathlib import Path
 
 import _checkout as checkout
 from _commits import commit_series, touched
-from _git import git, git_ok, lines
+from _git import git, lines
 from _pin import base_repository
 from _report import Refusal, run
 from _series import Entry, overlay_owners, read_series
@@ -18,17 +19,17 @@ def main() -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="check, change nothing")
     parser.add_argument(
-        "--if-needed", action="store_true", help="keep a branch that is being edited"
+        "--if-needed",
+        action="store_true",
+        help="keep a branch that is being edited, renew one that is older",
     )
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm, make=True)
     entries = read_series()
-    if options.if_needed and keeps(repo, entries):
+    start = starting_point(repo, entries, options.if_needed)
+    if not start:
         return 0
     checkout.refuse_unfinished(repo)
-    if already_applied(repo, entries):
-        return 0
-    start = git(repo, "rev-parse", "HEAD")
     refuse_other_base(repo, start, entries)
     refuse_overlay_taken(repo, start, entries)
     checkout.refuse_dirty(repo, [*touched(entries), *overlay_owners(entries)])
@@ -38,44 +39,36 @@ def main() -> int:
     if options.dry_run:
         print(f"would go  {tip[:12]} (dry run, nothing was changed)")
         return 0
-    checkout.move_to(repo, tip)
-    git(repo, "update-ref", checkout.BASE_REF, start)
-    git(repo, "update-ref", checkout.TIP_REF, tip)
+    checkout.move_to(repo, tip, (start, tip))
     print(f"tip       {tip[:12]} in {repo}\nnext: make build")
     return 0
 
 
-def keeps(repo: Path, entries: list[Entry]) -> bool:
-    """True when --if-needed leaves the branch alone: it is up to date, or being edited.
-
-    A branch that sits on the tip of an older series goes back to its base first.
-    """
-    base = checkout.ref(repo, checkout.BASE_REF)
-    tip = checkout.ref(repo, checkout.TIP_REF)
-    head = git(repo, "rev-parse", "HEAD")
-    if not base or head == base:
-        return False
-    if head != tip:
-        return git_ok(repo, "merge-base", "--is-ancestor", base, head)
-    if commit_series(repo, base, entries) == tip:
-        return True
-    checkout.move_to(repo, base)
-    return False
-
-
-def already_applied(repo: Path, entries: list[Entry]) -> bool:
-    """True when this very series is on the branch. Raises Refusal for an older one."""
-    marks = checkout.applied(repo)
+def starting_point(repo: Path, entries: list[Entry], if_needed: bool) -> str | None:
+    """The commit to apply the series on; None when there is nothing to do."""
+    head, marks = git(repo, "rev-parse", "HEAD"), checkout.applied(repo)
+    base = marks[0] if marks else checkout.edited(repo)
+    if not base:
+        return head
+    if if_needed and (not marks or head != marks[1]):
+        print(f"kept as it is: {head[:12]} in {repo} is being edited")
+        return None
     if not marks:
-        return False
-    base, tip = marks
-    if commit_series(repo, base, entries) == tip:
-        print(f"already applied: {tip[:12]} in {repo}\nnext: make build")
-        return True
+        raise Refusal(
+            f"the series in {repo} was edited on the branch",
+            expected="the tip that make apply made, or none of its commits",
+            found=f"HEAD {head[:12]} on {base[:12]}",
+            next="make refresh takes the edits into the series",
+        )
+    if commit_series(repo, base, entries) == marks[1]:
+        print(f"already applied: {marks[1][:12]} in {repo}\nnext: make build")
+        return None
+    if if_needed:
+        return base
     raise Refusal(
         f"another version of the series is applied in {repo}",
         expected="the patches/ and ucm_overlay/ of this folder, or none",
-        found=f"tip {tip[:12]} on {base[:12]}",
+        found=f"tip {marks[1][:12]} on {base[:12]}",
         next="make refresh to keep edits made there, or make unapply, then make apply",
     )
 
@@ -88,27 +81,41 @@ def refuse_other_base(repo: Path, start: str, entries: list[Entry]) -> None:
     differ = [path for path in paths if wanted.get(path) != found.get(path)]
     if not differ:
         return
-    rows = [f"{path}{'' if path in found else ' (missing)'}" for path in differ]
-    way = "the series still applies with moved lines: make rebase is the way"
-    try:
-        commit_series(repo, start, entries)
-    except Refusal as refusal:
-        way = f"{refusal}: make rebase is the way, with conflicts to solve"
-    if len([path for path in differ if path not in found]) == len(paths):
+    missing = [path for path in differ if path not in found]
+    rows = [f"{path}{' (missing)' if path in missing else ''}" for path in differ]
+    step = f"make rebase UCM={repo} TO=HEAD"
+    if missing == paths:
         way = "none of the touched files is there: this is not a UCM near the base"
+        step = f"pass a checkout near {checkout.describe_base()}"
+    else:
+        way = rebase_way(repo, start, entries)
     raise Refusal(
         f"{len(differ)} of {len(paths)} files that the series touches differ",
         expected=f"their bytes at {checkout.describe_base()}",
         found="\n".join([*rows, way]),
-        next=f"make rebase UCM={repo} TO=HEAD",
+        next=step,
     )
 
 
+def rebase_way(repo: Path, start: str, entries: list[Entry]) -> str:
+    """What make rebase would meet: moved lines only, or a conflict."""
+    try:
+        commit_series(repo, start, entries)
+    except Refusal as refusal:
+        return f"{refusal}: make rebase is the way, with conflicts to solve"
+    return "the series still applies with moved lines: make rebase is the way"
+
+
 def refuse_overlay_taken(repo: Path, start: str, entries: list[Entry]) -> None:
-    """An overlay path must be free, in the commit and on disk."""
-    paths = sorted(overlay_owners(entries))
-    taken = set(lines(repo, "ls-tree", "-r", "-z", "--name-only", start, "--", *paths))
-    taken |= {path for path in paths if (repo / path).exists()}
+    """An overlay path, and each folder above it, must be free, in the commit and on disk."""
+    paths = set(overlay_owners(entries))
+    above = {str(up) for path in paths for up in Path(path).parents[:-1]}
+    names = ("ls-tree", "-r", "-z", "--name-only")
+    tracked = set(lines(repo, *names, "HEAD"))
+    taken = (paths | above) & set(lines(repo, *names, start))
+    taken |= {path for path in paths - tracked if os.path.lexists(repo / path)}
+    links = {path for path in above if (repo / path).is_symlink()}
+    taken |= links | {path for path in above if (repo / path).is_file()}
     if taken:
         raise Refusal(
             "overlay paths exist already",

@@ -1,13 +1,15 @@
 """Write patches/, ucm_overlay/ and the series anew from the commits of a patched checkout."""
 
 import argparse
-import shutil
+import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import _checkout as checkout
 from _commits import Exported, commit_series, export
 from _git import git, git_bytes
+from _pin import ROOT
 from _report import Refusal, run
 from _series import OVERLAY, PATCHES, SERIES, write_series
 
@@ -23,11 +25,17 @@ def main() -> int:
     base = find_base(repo, options.base)
     refuse_unexportable(repo, base)
     exported, folded = export(repo, base, "HEAD")
+    refuse_strangers(exported)
     for commit in folded:
         print(f"folded    {commit}")
-    if not options.dry_run:
-        write(repo, exported)
-        settle(repo, base, exported)
+    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".refresh-") as scratch:
+        write(repo, exported, Path(scratch))
+        tip = apply_again(repo, base, exported, Path(scratch))
+        changes = list(changed_files(Path(scratch)))
+        if not options.dry_run:
+            checkout.move_to(repo, tip, (base, tip))
+            swap(Path(scratch))
+    print("\n".join(changes) or "no file changes")
     files = sum(len(item.entry.overlay) for item in exported)
     verb = "would write" if options.dry_run else "wrote"
     print(f"{verb} {len(exported)} patches, {files} overlay files\nnext: make verify")
@@ -37,11 +45,13 @@ def main() -> int:
 def find_base(repo: Path, given: str | None) -> str:
     """The commit the exported commits stand on."""
     marks = checkout.applied(repo)
-    base = checkout.ref(repo, given) if given else marks and marks[0]
-    if not base:
+    base = marks[0] if marks else checkout.edited(repo)
+    if given:
+        base = checkout.ref(repo, given)
+    if not base or not checkout.holds(repo, base):
         raise Refusal(
             f"the series is not applied in {repo}",
-            expected="a branch that make apply made, or --base REV",
+            expected="a branch that make apply made, or --base REV below HEAD",
             found=given or "no mark of an applied series",
             next="make apply",
         )
@@ -51,10 +61,11 @@ def find_base(repo: Path, given: str | None) -> str:
 def refuse_unexportable(repo: Path, base: str) -> None:
     """Only a clean, linear branch without leftover fixups can become a series."""
     span = f"{base}..HEAD"
+    log = ("log", "--format=%h %s")
     faults = [
-        (git(repo, "log", "--format=%h %s", "--merges", span), "no merge commits"),
+        (git(repo, *log, "--merges", span), "no merge commits"),
         (
-            git(repo, "log", "--format=%h %s", "--grep=^fixup! \\|^squash! ", span),
+            git(repo, *log, "-E", "--grep=^(fixup|squash|amend)! ", span),
             "fixups squashed (git rebase -i --autosquash)",
         ),
         (
@@ -73,39 +84,85 @@ def refuse_unexportable(repo: Path, base: str) -> None:
             )
 
 
-def write(repo: Path, exported: list[Exported]) -> None:
-    """Replace patches/ and ucm_overlay/; the new folders are complete before the swap."""
-    with tempfile.TemporaryDirectory(dir=PATCHES.parent, prefix=".refresh-") as scratch:
-        patches, overlay = Path(scratch) / "patches", Path(scratch) / "overlay"
-        patches.mkdir()
-        overlay.mkdir()
-        for item in exported:
-            (patches / item.entry.patch).write_bytes(item.patch)
-            for path in item.entry.overlay:
-                _write_overlay(repo, path, overlay / path)
-        text = write_series([i.entry for i in exported], [i.topic for i in exported])
-        (patches / SERIES.name).write_text(text, "utf-8")
-        for new, old in ((patches, PATCHES), (overlay, OVERLAY)):
-            if old.exists():
-                old.rename(Path(scratch) / f"old-{old.name}")
-            new.rename(old)
+def refuse_strangers(exported: list[Exported]) -> None:
+    """A commit of upstream or of the user must not slip into the series."""
+    found = [item.entry.patch for item in exported if item.topic == "?"]
+    if found or not exported:
+        raise Refusal(
+            "commits that are not the series' own",
+            expected="a Topic trailer in every commit (CONTRIBUTING.md)",
+            found="\n".join(found) or "no commit that changes anything",
+            next="add the trailers, or keep these commits off this branch",
+        )
+
+
+def write(repo: Path, exported: list[Exported], root: Path) -> None:
+    """Complete patches/ and ucm_overlay/ folders below `root`."""
+    patches, overlay = root / PATCHES.name, root / OVERLAY.name
+    patches.mkdir()
+    overlay.mkdir()
+    for item in exported:
+        (patches / item.entry.patch).write_bytes(item.patch)
+        for path in item.entry.overlay:
+            _write_overlay(repo, path, overlay / path)
+    text = write_series([i.entry for i in exported], [i.topic for i in exported])
+    (patches / SERIES.name).write_bytes(text.encode("utf-8"))
 
 
 def _write_overlay(repo: Path, path: str, target: Path) -> None:
+    mode = git(repo, "ls-tree", "HEAD", "--", path).split()[0]
+    if mode not in {"100644", "100755"}:
+        raise Refusal(
+            f"{path} cannot be an overlay file",
+            expected="a plain file",
+            found=f"git mode {mode}, a link or a repository",
+            next=f"mend the branch in {repo}, then make refresh",
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(git_bytes(repo, "show", f"HEAD:{path}"))
-    mode = git(repo, "ls-tree", "HEAD", "--", path).split()[0]
     target.chmod(0o755 if mode == "100755" else 0o644)
 
 
-def settle(repo: Path, base: str, exported: list[Exported]) -> None:
-    """Put the branch on the series' own tip: same files, folded commits gone."""
-    tip = commit_series(repo, base, [item.entry for item in exported])
+def apply_again(repo: Path, base: str, exported: list[Exported], root: Path) -> str:
+    """The tip that the written series gives: HEAD's files, and the same export again."""
+    tip = commit_series(repo, base, [item.entry for item in exported], root)
+    for mine, again in zip(exported, export(repo, base, tip)[0]):
+        if mine != again:
+            raise Refusal(
+                f"{mine.entry.patch} does not survive being applied",
+                expected="the same patch again when it is applied and exported",
+                found="a message that git am reads otherwise (a line '---', a diff in it)",
+                next=f"reword that commit in {repo}, then make refresh",
+            )
     if git(repo, "diff", "--name-only", "HEAD", tip):
         raise RuntimeError(f"{tip} differs from HEAD: this is a defect of refresh")
-    git(repo, "update-ref", "-m", "make refresh", "HEAD", tip)
-    git(repo, "update-ref", checkout.BASE_REF, base)
-    git(repo, "update-ref", checkout.TIP_REF, tip)
+    return tip
+
+
+def changed_files(root: Path) -> Iterator[str]:
+    """A row for each file that the folders below `root` add, change or lack."""
+    for new, old in ((root / here.name, here) for here in (PATCHES, OVERLAY)):
+        for path in sorted({*_files(new), *_files(old)}):
+            was, now = (_content(folder / path) for folder in (old, new))
+            if was != now:
+                word = "new" if not was else "changed" if now else "gone"
+                yield f"{word:<10}{old.name}/{path}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
+
+
+def _content(path: Path) -> tuple[bytes, bool] | None:
+    return (path.read_bytes(), os.access(path, os.X_OK)) if path.is_file() else None
+
+
+def swap(root: Path) -> None:
+    """Put the folders below `root` in the place of the project's."""
+    for here in (PATCHES, OVERLAY):
+        if here.exists():
+            here.rename(root / f"old-{here.name}")
+        (root / here.name).rename(here)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ def main() -> int:
     parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm)
-    entries, marks = read_series(), checkout.applied(repo)
+    entries, marks = read_series(complete=False), checkout.applied(repo)
     start = marks[0] if marks else git(repo, "rev-parse", "HEAD")
     print(f"pinned    {checkout.describe_base()}")
     print(f"checkout  {repo} at {git(repo, 'rev-parse', '--short=12', 'HEAD')}")
     print(f"series    {'applied on ' + start[:12] if marks else 'not applied'}")
+    if checkout.edited(repo):
+        print("edits     the branch was edited since make apply: make refresh")
     if start != read_pin().commit:
         print("base      the checkout is not the pinned sdist; blobs decide, see apply")
     ours = patch_ids(repo, f"{start}..HEAD") if marks else set()
@@ -28,13 +30,13 @@ def main() -> int:
     for entry in entries:
         print(f"  {patch_state(entry, ours, theirs):<17}{entry.patch}")
         for path in entry.overlay:
-            print(f"    {overlay_state(repo, path, bool(marks)):<15}{path}")
+            print(f"    {overlay_state(repo, start, path):<17}{path}")
     return 0
 
 
 def patch_ids(repo: Path, revisions: str) -> set[str]:
     """Stable patch ids of the commits in a range, new files left out."""
-    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a")
+    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
     return _ids(repo, git_bytes(repo, *log, *revisions.split()))
 
 
@@ -44,6 +46,8 @@ def _ids(repo: Path, text: bytes) -> set[str]:
 
 
 def patch_state(entry: Entry, ours: set[str], theirs: set[str]) -> str:
+    if not entry.path.is_file():
+        return "no such patch"
     ids = _ids(OVERLAY.parent, entry.path.read_bytes())
     if not ids:
         return "new files only"
@@ -52,13 +56,17 @@ def patch_state(entry: Entry, ours: set[str], theirs: set[str]) -> str:
     return "applied" if ids <= ours else "missing"
 
 
-def overlay_state(repo: Path, path: str, applied: bool) -> str:
-    file = repo / path
-    if not file.exists():
-        return "missing"
-    if not applied:
+def overlay_state(repo: Path, start: str, path: str) -> str:
+    """One overlay file in the checkout; line ends as git would commit them."""
+    if checkout.blobs(repo, start, [path]):
         return "upstream has it"
-    return "same" if file.read_bytes() == (OVERLAY / path).read_bytes() else "edited"
+    if not (OVERLAY / path).is_file():
+        return "not in overlay"
+    if not (repo / path).is_file():
+        return "missing"
+    found = git(repo, "hash-object", "--", path, as_user=True)
+    wanted = git(repo, "hash-object", "--no-filters", "--", str(OVERLAY / path))
+    return "same" if found == wanted else "edited"
 
 
 if __name__ == "__main__":

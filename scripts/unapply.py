@@ -3,7 +3,7 @@
 import argparse
 
 import _checkout as checkout
-from _git import GitError, git
+from _git import git
 from _report import Refusal, run
 
 
@@ -15,31 +15,25 @@ def main() -> int:
     repo = checkout.find_checkout(options.ucm)
     checkout.refuse_unfinished(repo)
     marks = checkout.applied(repo)
-    if not marks:
+    base, tip = marks or (checkout.edited(repo), None)
+    if not base:
         print(f"not applied in {repo}: nothing to do\nnext: make apply")
         return 0
-    base, tip = marks
-    own = git(repo, "log", "--format=%h %s", f"{tip}..HEAD")
+    own = git(repo, "log", "--format=%h %s", f"{tip or base}..HEAD")
     if own:
         raise Refusal(
             "commits of your own stand on the series",
-            expected=f"HEAD at the tip {tip[:12]}",
+            expected=f"HEAD at the tip {tip[:12]}" if tip else "the tip of make apply",
             found=own,
-            next=f"git -C {repo} rebase --onto {base[:12]} {tip[:12]} moves them to the "
-            "base; make refresh takes them into the series",
+            next=(
+                f"git -C {repo} rebase --onto {base[:12]} {tip[:12]} moves them to the "
+                "base; make refresh takes them into the series"
+                if tip
+                else "make refresh takes the edited series over, then make unapply"
+            ),
         )
     if not options.dry_run:
-        try:
-            checkout.move_to(repo, base)
-        except GitError as error:
-            raise Refusal(
-                "uncommitted changes would be lost",
-                expected="files of the series as committed",
-                found=error.text,
-                next="commit or stash them, then make unapply",
-            ) from error
-        for name in (checkout.BASE_REF, checkout.TIP_REF):
-            git(repo, "update-ref", "-d", name)
+        checkout.move_to(repo, base, None)
     print(f"{'would go' if options.dry_run else 'back'} to {base[:12]} in {repo}")
     print("next: make apply")
     return 0

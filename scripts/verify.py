@@ -28,7 +28,7 @@ from _series import (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.parse_args()
-    entries = read_series()
+    entries = read_series(complete=False)
     faults = [*list_faults(entries), *overlay_faults(entries)]
     for entry in entries:
         if entry.path.is_file():
@@ -52,7 +52,8 @@ def list_faults(entries: list[Entry]) -> list[str]:
     names = [entry.patch for entry in entries]
     on_disk = {path.name for path in PATCHES.iterdir()} - {SERIES.name}
     faults = [f"series lists {n} twice" for n, c in Counter(names).items() if c > 1]
-    faults += [f"{n}: listed in the series, not there" for n in set(names) - on_disk]
+    lost = sorted(set(names) - on_disk)
+    faults += [f"{n}: listed in the series, not there" for n in lost]
     faults += [f"{n}: not listed in the series" for n in sorted(on_disk - set(names))]
     for number, name in enumerate(names, 1):
         if not NAME.match(name) or int(name[:4]) != number:
@@ -66,7 +67,8 @@ def overlay_faults(entries: list[Entry]) -> list[str]:
     files = (path for path in OVERLAY.rglob("*") if "__pycache__" not in path.parts)
     on_disk = {str(path.relative_to(OVERLAY)) for path in files if path.is_file()}
     faults = [f"{p}: {c} entries own it" for p, c in listed.items() if c > 1]
-    faults += [f"{p}: owned, but not in ucm_overlay/" for p in set(listed) - on_disk]
+    lost = sorted(set(listed) - on_disk)
+    faults += [f"{p}: owned, but not in ucm_overlay/" for p in lost]
     faults += [f"{p}: no entry owns it" for p in sorted(on_disk - set(listed))]
     taken = checkout.blobs(base_repository(), "HEAD", sorted(on_disk))
     faults += [f"{path}: upstream has this file, patch it" for path in taken]
@@ -126,7 +128,7 @@ def _differences(repo: Path, tip: str, entries: list[Entry], exported) -> list[s
     new = {item.entry.patch: item for item in exported}
     for name in sorted(old.keys() ^ new.keys()):
         faults.append(f"{name}: {'only in the export' if name in new else 'stale'}")
-    for name in old.keys() & new.keys():
+    for name in sorted(old.keys() & new.keys()):
         if old[name].path.read_bytes() != new[name].patch:
             faults.append(f"{name}: differs from a fresh export")
         if sorted(old[name].overlay) != new[name].entry.overlay:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
@@ -178,11 +179,12 @@ class Site:
 
 @pytest.fixture(scope="session", autouse=True)
 def tree() -> Path:
-    """The tree under test, imported once here so that each test's process has it."""
+    """The tree under test. What tests import late is imported here, for each test's process."""
     if not (TREE / "ucm").is_dir():
         pytest.exit(f"there is no built tree at {TREE}; next: make build", returncode=2)
     import ucm.store.pipeline.connector as connector
 
+    np.random.default_rng(0)
     if TREE not in Path(connector.__file__).resolve().parents:
         pytest.exit(f"UCM_TREE is {TREE}, but ucm is {connector.__file__}", 2)
     return TREE

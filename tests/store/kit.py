@@ -118,13 +118,23 @@ def found(store, ids: list[bytes]) -> list[bool]:
     return [bool(x) for x in store.lookup(ids)]
 
 
-def statuses(store, task) -> list[bool]:
-    """Waits; one bool per row of the task, True where its bytes moved."""
-    return [bool(x) for x in store.wait_blocks(task)]
+def statuses(store, task, n: int) -> list[bool]:
+    """Waits; one bool for each of the task's `n` rows, True where its bytes moved."""
+    if hasattr(store, "wait_blocks"):
+        return [bool(x) for x in store.wait_blocks(task)]
+    try:
+        store.wait(task)
+        return [True] * n
+    except RuntimeError:
+        return [False] * n
 
 
 def load_statuses(store, ids: list[bytes], pages: Pages) -> list[bool]:
-    return statuses(store, start_load(store, ids, pages))
+    return statuses(store, start_load(store, ids, pages), len(pages.memory))
+
+
+def dump_statuses(store, ids: list[bytes], pages: Pages) -> list[bool]:
+    return statuses(store, start_dump(store, ids, pages), len(pages.memory))
 
 
 def error_of(call: Callable, kind: type = RuntimeError) -> str:
