@@ -90,8 +90,10 @@ def _require_top(folder: Path) -> None:
 
 def refuse_unfinished(repo: Path) -> None:
     """Refuse while git waits for the user to finish something."""
-    for name, what in _UNFINISHED.items():
-        if (repo / git(repo, "rev-parse", "--git-path", name)).exists():
+    ask = [word for name in _UNFINISHED for word in ("--git-path", name)]
+    paths = git(repo, "rev-parse", *ask).split("\n")
+    for path, (name, what) in zip(paths, _UNFINISHED.items()):
+        if (repo / path).exists():
             raise Refusal(
                 f"{what} is in progress in {repo}",
                 expected="no unfinished git operation",

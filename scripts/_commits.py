@@ -1,5 +1,6 @@
 """Between files and commits: the series becomes commits, commits become the series."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -110,9 +111,8 @@ def export(repo: Path, base: str, tip: str) -> tuple[list[Exported], list[str]]:
     for commit in commits:
         paths = [path for path, who in owner.items() if who == commit]
         stripped = _without(repo, commit, parent, owned)
-        if not paths and git(repo, "rev-parse", f"{stripped}^{{tree}}") == git(
-            repo, "rev-parse", f"{parent}^{{tree}}"
-        ):
+        trees = git(repo, "rev-parse", f"{stripped}^{{tree}}", f"{parent}^{{tree}}")
+        if not paths and len(set(trees.split())) == 1:
             folded.append(git(repo, "show", "-s", "--format=%h %s", commit))
             continue
         patch = git_bytes(repo, *FORMAT, f"{parent}..{stripped}")
@@ -141,22 +141,20 @@ def _owners(
 
 def _without(repo: Path, commit: str, parent: str, paths: list[str]) -> str:
     """`commit` again on `parent`, message and author kept, with `paths` left out."""
-    name, mail, when = git(
-        repo, "show", "-s", "--format=%an%n%ae%n%aI", commit
-    ).splitlines()
+    told = git(repo, "show", "-s", "--format=%an%n%ae%n%aI%n%B", commit)
+    name, mail, when, message = told.split("\n", 3)
     with tempfile.TemporaryDirectory() as scratch:
         index = {"INDEX_FILE": str(Path(scratch) / "index")}
         git(repo, "read-tree", commit, **index)
-        gone = "".join(f"{path}\0" for path in paths).encode()
+        gone = os.fsencode("".join(f"{path}\0" for path in paths))
         git(
             repo, "update-index", "--force-remove", "-z", "--stdin", stdin=gone, **index
         )
         tree = git(repo, "write-tree", **index)
-    message = git_bytes(repo, "show", "-s", "--format=%B", commit).rstrip() + b"\n"
+    stdin = os.fsencode(message.rstrip() + "\n")
     author = {"AUTHOR_NAME": name, "AUTHOR_EMAIL": mail}
-    return git(
-        repo, "commit-tree", tree, "-p", parent, stdin=message, when=when, **author
-    )
+    make = ("commit-tree", tree, "-p", parent)
+    return git(repo, *make, stdin=stdin, when=when, **author)
 
 
 def touched(entries: list[Entry]) -> list[str]:

@@ -52,6 +52,7 @@ _SETTINGS = {
     "maintenance.auto": "false",
     "advice.detachedHead": "false",
     "init.defaultBranch": "main",
+    "init.templateDir": "",
 }
 
 
@@ -121,7 +122,7 @@ def git_bytes(
 
 def git(repo: Path, *args: str, **kwargs) -> str:
     """As `git_bytes`, as text without the final newline."""
-    return git_bytes(repo, *args, **kwargs).decode("utf-8", "replace").rstrip("\n")
+    return os.fsdecode(git_bytes(repo, *args, **kwargs)).rstrip("\n")
 
 
 def git_ok(repo: Path, *args: str, **kwargs) -> bool:

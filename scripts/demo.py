@@ -171,9 +171,11 @@ def truncated(store, root: Path, pool: V4Pool) -> str:
 
 
 def child(role: str, root: Path) -> dict:
+    """Run one half in a process of its own; its log lines show only when it fails."""
     command = [sys.executable, __file__, "--role", role, "--root", str(root)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
+        print(done.stderr, file=sys.stderr)
         sys.exit(f"demo: the {role} process failed\nnext: read its output above")
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -203,7 +205,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="ucm-demo-") as scratch:
         good = table(child("write", Path(scratch)), child("read", Path(scratch)))
-    print("demo: ok" if good else "demo: FAILED, see the verdicts", "\nnext: make test")
+    print("demo: ok\nnext: make test" if good else "demo: FAILED, see the verdicts")
     return 0 if good else 1
 
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def pytest_pyfunc_call(pyfuncitem) -> bool:
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
     mark = pyfuncitem.get_closest_marker("limit")
-    limit = mark.args[0] if mark else 30
+    limit = mark.args[0] if mark else 15
     sys.stdout.flush()
     sys.stderr.flush()
     receive, send = multiprocessing.Pipe(duplex=False)
@@ -139,10 +140,8 @@ def _outcome(receive, pid: int, limit: float) -> tuple[str, str]:
 def _end(pid: int) -> None:
     """The test's process and all that it started."""
     for stop in (lambda: os.killpg(pid, signal.SIGKILL), lambda: os.waitpid(pid, 0)):
-        try:
+        with suppress(ProcessLookupError, ChildProcessError, PermissionError):
             stop()
-        except (ProcessLookupError, ChildProcessError, PermissionError):
-            pass
 
 
 # ---- fixtures ----
@@ -190,13 +189,23 @@ def tree() -> Path:
     return TREE
 
 
-@pytest.fixture
-def site(tree):
-    folder = Path(tempfile.mkdtemp(prefix="store-"))
+def _site(parent: str | None):
+    folder = Path(tempfile.mkdtemp(prefix="store-", dir=parent))
     folder.chmod(0o755)
     (folder / "root").mkdir()
     yield Site(make_adapter(), folder / "root")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def site(tree):
+    yield from _site(None)
+
+
+@pytest.fixture
+def fast_site(tree):
+    """In memory, for thousands of folders."""
+    yield from _site("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
 
 
 @pytest.fixture(params=make_adapter().engines)

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim") / "inject.c"
-OPS = "read write open open_direct close sync publish stat unlink".split()
+OPS = [
+    "read",
+    "write",
+    "open",
+    "open_direct",
+    "close",
+    "sync",
+    "publish",
+    "stat",
+    "unlink",
+]
 
 
 def build() -> Path | None:

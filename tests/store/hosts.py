@@ -1,12 +1,14 @@
 """Processes, users and mounts that a test sets up; used inside the test's own process."""
 
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,24 @@ class Process:
         return done[-1] if done[-2] else None
 
 
+def peer(tree: Path, action: str, prefix: str, specs: list, folder: Path, **popen):
+    """Run peer.py with `tree`, without the fault injector; its CompletedProcess."""
+    text = json.dumps([asdict(spec) for spec in specs])
+    script = Path(__file__).with_name("peer.py")
+    command = [sys.executable, script, tree, action, prefix, text, folder]
+    environment = {n: v for n, v in os.environ.items() if n != "LD_PRELOAD"}
+    environment |= popen.pop("env", {})
+    return subprocess.run(
+        [*map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=environment,
+        **popen,
+    )
+
+
 def private_mounts() -> None:
     """Give this process its own mount table, or skip."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -67,7 +87,8 @@ def private_mounts() -> None:
 
 
 def _mount(*args: object) -> None:
-    run = subprocess.run(["mount", *map(str, args)], capture_output=True, text=True)
+    command = ["mount", *map(str, args)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         pytest.skip(f"mount {args} failed: {run.stderr.strip()}")
 

@@ -1,6 +1,6 @@
-"""Writes or checks blocks with the tree named first; run as a process of its own.
+"""Uses a store of the tree named first, in a fresh process; see hosts.peer.
 
-peer.py TREE write|check PREFIX SPEC-AS-JSON ROOT...
+peer.py TREE write|check|open PREFIX SPECS-AS-JSON FOLDER: one root, or two, per spec under FOLDER.
 """
 
 import json
@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 sys.path[:0] = [sys.argv[1]]
-os.environ["UC_LOGGER_LEVEL"] = "off"
 
 import numpy as np  # noqa: E402
 from adapter import PosixAdapter  # noqa: E402
-from kit import Pages, StoreSpec, dump, found, keys, load  # noqa: E402
+from kit import Pages, StoreSpec, found, keys, load  # noqa: E402
 
 N = 24
+kept: list = []  # the base takes seconds to destroy a store
 
 
 class OldRoots(PosixAdapter):
@@ -24,28 +24,48 @@ class OldRoots(PosixAdapter):
     digits = 3
 
 
+def roots_of(folder: Path, number: int) -> list[Path]:
+    """Two backends for every second spec."""
+    roots = [folder / f"{number}-{backend}" for backend in range(1 + number % 2)]
+    for root in roots:
+        root.mkdir(exist_ok=True)
+    return roots
+
+
 def open_on_all(spec: StoreSpec, roots: list[Path]):
     """The base makes the folders of its first backend only, so each is first once."""
-    for root in roots[1:]:
-        OldRoots().open(spec, [root])
+    kept.extend(OldRoots().open(spec, [root]) for root in roots[1:])
     return OldRoots().open(spec, roots)
 
 
+def dump_by_shard(store, ids: list[bytes], pages: Pages) -> None:
+    """As UCM's connectors do, the only way in which the base publishes whole blocks."""
+    shards, pointers = pages.spec.shards, pages.pointers()
+    for shard in range(shards):
+        task = store.dump_data(ids, [shard] * len(ids), pointers[shard::shards].copy())
+        store.wait(task)
+
+
+def use(action: str, prefix: str, spec: StoreSpec, roots: list[Path]) -> None:
+    store = open_on_all(spec, roots)
+    kept.append(store)
+    ids, pages, copy = keys(N, prefix), Pages(spec, N, 7), Pages(spec, N)
+    if action == "write":
+        dump_by_shard(store, ids, pages)
+    if action != "open":
+        assert found(store, ids) == [True] * N, "lookup"
+        load(store, ids, copy)
+        assert np.array_equal(copy.data, pages.data), "bytes"
+
+
 def main() -> None:
-    _, tree, action, prefix, text, *roots = sys.argv
+    _, tree, action, prefix, specs, folder = sys.argv
     import ucm
 
     assert Path(tree) in Path(ucm.__file__).parents
-    spec = StoreSpec(**json.loads(text))
-    store = open_on_all(spec, [Path(r) for r in roots])
-    ids, pages = keys(N, prefix), Pages(spec, N, 7)
-    if action == "write":
-        dump(store, ids, pages)
-    assert found(store, ids) == [True] * N, "lookup"
-    copy = Pages(spec, N)
-    load(store, ids, copy)
-    assert np.array_equal(copy.data, pages.data), "bytes"
-    sys.stdout.write("same\n")
+    for number, spec in enumerate(json.loads(specs)):
+        use(action, prefix, StoreSpec(**spec), roots_of(Path(folder), number))
+    sys.stdout.write("\npeer is done\n")
     sys.stdout.flush()
     os._exit(0)
 

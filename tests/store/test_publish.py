@@ -43,7 +43,9 @@ def test_invisible_until_whole(site, spec, faults):
     assert found(store, ids) == [False] and not site.blocks()
     last.drop()
     store.wait(task)
-    assert found(store, ids) == [True] and site.path(ids[0]).read_bytes() == pages.block(0)
+    assert found(store, ids) == [True] and site.path(
+        ids[0]
+    ).read_bytes() == pages.block(0)
 
 
 # ---- leftovers ----
@@ -157,7 +159,9 @@ def test_failed_dump_keeps_the_others(site, spec, faults, op):
     assert found(store, ids) == result and clean(site)
 
 
-@pytest.mark.parametrize("how, files, folders", [("none", 0, 0), ("data", 3, 0), ("full", 3, 3)])
+@pytest.mark.parametrize(
+    "how, files, folders", [("none", 0, 0), ("data", 3, 0), ("full", 3, 3)]
+)
 def test_sync_is_done_as_asked(site, spec, faults, how, files, folders):
     """Flushing before publishing happens as configured, and never by default."""
     spec = replace(spec, options=site.adapter.syncing(how))

@@ -100,7 +100,9 @@ def test_text_of_a_missing_block(site, spec):
     store = site.open(spec)
     ids, _ = stored(store, spec, 2)
     site.path(ids[0]).unlink()
-    assert_words(error_of(lambda: load(store, ids, Pages(spec, 2))), ids[0].hex(), "ENOENT")
+    assert_words(
+        error_of(lambda: load(store, ids, Pages(spec, 2))), ids[0].hex(), "ENOENT"
+    )
     dump(store, ids, Pages(spec, 2))
     with site.path(ids[1]).open("r+b") as file:
         file.truncate(777)
@@ -147,7 +149,9 @@ def test_default_for_stores_without_statuses(tree):
         if task.bad:
             raise RuntimeError("failed")
 
-    made = type("Other", (UcmKVStoreBaseV1,), dict.fromkeys(names, None) | {"wait": wait})
+    made = type(
+        "Other", (UcmKVStoreBaseV1,), dict.fromkeys(names, None) | {"wait": wait}
+    )
     store = made({})
     for bad in (False, True):
         task = type("Task", (), {"bad": bad, "task_id": 1, "blocks": 3})()

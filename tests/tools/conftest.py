@@ -41,12 +41,15 @@ def template(tmp_path_factory) -> Path:
     git(root, "init", "-q", "-b", "main")
     git(root, "add", "-A")
     git(root, "commit", "-q", "-m", "project")
-    for tool in ("apply", "unapply", "status", "verify"):
+    for tool in ("unapply", "status", "verify"):
         project.run(tool, "--help")
+    project.clone("clean")
+    project.clone("applied")
+    project.ok("apply", "--ucm", root.parent / "applied")
     return root
 
 
 @pytest.fixture
 def project(template: Path, tmp_path: Path) -> Project:
     shutil.copytree(template, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project", tmp_path / "home")
+    return Project(tmp_path / "project", tmp_path / "home", template.parent)

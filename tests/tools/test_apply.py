@@ -82,7 +82,9 @@ def test_failure_in_the_middle_changes_nothing(project: Project, number: int):
     """The files at the base are right, the patch is not."""
     path = project.patch(number)
     if number == 3:
-        replace(project.patches, path.name, "-store_line_10 = 10", "-store_line_10 = 11")
+        replace(
+            project.patches, path.name, "-store_line_10 = 10", "-store_line_10 = 11"
+        )
     else:
         path.write_text("not a patch\n")
     ucm = project.clone()
@@ -256,7 +258,7 @@ def test_sparse_checkout(project: Project):
 def test_spaces_and_letters_beyond_ascii_in_every_path(project: Project):
     moved = project.root.parent / "projekt mit größe 缓存"
     project.root.rename(moved)
-    project = Project(moved, project.home)
+    project = Project(moved, project.home, project.spare)
     ucm = project.clone("mein ucm é 模型")
     for tool in ("apply", "status", "refresh", "verify", "unapply"):
         options = [] if tool == "verify" else ["--ucm", ucm]

@@ -1,0 +1,171 @@
+"""make unapply goes back or refuses; make status only looks."""
+
+import pytest
+from series_project import (
+    CASE,
+    ENGINE,
+    KEYS,
+    SCRIPT,
+    STORE,
+    Project,
+    commit,
+    commit_plain,
+    git,
+    refused,
+    replace,
+    snapshot,
+    write,
+)
+
+
+def test_unapply_goes_back_and_twice_is_fine(project: Project):
+    ucm = project.clone()
+    before = snapshot(ucm, times=False)
+    project.ok("apply", "--ucm", ucm)
+    assert "back to" in project.ok("unapply", "--ucm", ucm)
+    after = snapshot(ucm, times=False)
+    for what in ("files", "status", "head", "branch", "refs", "worktrees", "config"):
+        assert after[what] == before[what], what
+    assert not (ucm / "ucm" / "tools").exists()
+    settled = snapshot(ucm)
+    out = project.ok("unapply", "--ucm", ucm)
+    assert "not applied" in out and "next: make apply" in out
+    assert snapshot(ucm) == settled
+
+
+def test_unapply_of_a_checkout_that_never_had_it(project: Project):
+    ucm = project.clone()
+    assert "not applied" in project.ok("unapply", "--ucm", ucm)
+
+
+def test_unapply_dry_run_changes_nothing(project: Project):
+    ucm = project.applied()
+    before = snapshot(ucm)
+    assert "would go" in project.ok("unapply", "--ucm", ucm, "--dry-run")
+    assert snapshot(ucm) == before
+
+
+def test_unapply_lists_commits_of_the_user(project: Project):
+    ucm = project.applied()
+    for name in ("one", "two"):
+        write(ucm, f"{name}.txt", "mine\n")
+        commit_plain(ucm, f"my {name}")
+    before = snapshot(ucm)
+    text = refused(project.run("unapply", "--ucm", ucm), "my one", "my two", "--onto")
+    assert "[Feat]" not in text
+    assert snapshot(ucm) == before
+
+
+def test_the_printed_rebase_command_works(project: Project):
+    ucm = project.clone()
+    start = git(ucm, "rev-parse", "HEAD")
+    project.ok("apply", "--ucm", ucm)
+    write(ucm, "mine.txt", "mine\n")
+    commit_plain(ucm, "my own")
+    text = refused(project.run("unapply", "--ucm", ucm))
+    words = text.splitlines()[-1].split(" moves ")[0].split()
+    assert words[1:3] == ["git", "-C"]
+    git(ucm, *words[4:])
+    assert git(ucm, "rev-parse", "HEAD~1") == start
+    assert "not applied" in project.ok("unapply", "--ucm", ucm)
+
+
+def test_unapply_of_an_edited_series_is_refused(project: Project):
+    ucm = project.applied()
+    git(ucm, "commit", "-q", "--amend", "--no-edit", "--date=2026-05-05T00:00:00Z")
+    before = snapshot(ucm)
+    refused(project.run("unapply", "--ucm", ucm), "Use the keys", "make refresh")
+    assert snapshot(ucm) == before
+    assert "make refresh" in project.ok("status", "--ucm", ucm)
+
+
+@pytest.mark.parametrize("path", [ENGINE, KEYS])
+@pytest.mark.parametrize("staged", [False, True])
+def test_unapply_refuses_dirty_files(project: Project, path: str, staged: bool):
+    ucm = project.applied()
+    write(ucm, path, (ucm / path).read_text() + "// mine\n")
+    if staged:
+        git(ucm, "add", path)
+    before = snapshot(ucm, times=False)
+    refused(project.run("unapply", "--ucm", ucm), path, "commit or stash")
+    after = snapshot(ucm, times=False)
+    before.pop("index"), after.pop("index")
+    assert after == before
+
+
+def test_unapply_keeps_what_is_not_in_the_way(project: Project):
+    ucm = project.applied()
+    replace(ucm, "setup.py", "setup", "edited")
+    write(ucm, "ucm/tools/mine.txt", "mine\n")
+    project.ok("unapply", "--ucm", ucm)
+    assert (ucm / "ucm/tools/mine.txt").read_text() == "mine\n"
+    assert "edited" in (ucm / "setup.py").read_text()
+
+
+def states(out: str) -> dict[str, str]:
+    """Patch number or overlay path -> state, from the table of make status."""
+    table = (row.rsplit(maxsplit=1) for row in out.splitlines() if row[:2] == "  ")
+    return {
+        name[:4] if name[0] == "0" else name: state.strip() for state, name in table
+    }
+
+
+def test_status_of_a_fresh_checkout(project: Project):
+    ucm = project.clone()
+    before = snapshot(ucm)
+    out = project.ok("status", "--ucm", ucm)
+    assert snapshot(ucm) == before
+    assert "not applied" in out
+    expected = {"0001": "missing", "0002": "new files only", "0003": "missing"}
+    assert states(out) == {
+        **expected,
+        CASE: "missing",
+        KEYS: "missing",
+        SCRIPT: "missing",
+    }
+
+
+def test_status_of_an_applied_checkout(project: Project):
+    ucm = project.applied()
+    write(ucm, KEYS, "VERSION = 3\n")
+    (ucm / SCRIPT).unlink()
+    before = snapshot(ucm)
+    out = project.ok("status", "--ucm", ucm)
+    assert snapshot(ucm) == before
+    assert "applied on" in out
+    found = states(out)
+    assert found["0001"] == found["0003"] == "applied"
+    assert found[CASE] == "same"
+    assert found[KEYS] == "edited"
+    assert found[SCRIPT] == "missing"
+
+
+def test_status_when_upstream_took_a_patch_and_a_file(project: Project):
+    ucm = project.clone()
+    replace(ucm, "setup.py", "setup", "newer")
+    replace(ucm, STORE, "store_line_10 = 10", "store_line_10 = 'keys'")
+    replace(ucm, "README.md", "# UCM\n", "# UCM\n\nWith keys.\n")
+    git(ucm, "add", STORE, "README.md")
+    git(ucm, "commit", "-q", "-m", "upstream uses the keys")
+    write(ucm, KEYS, "upstream = 1\n")
+    commit(ucm, "[Feat] Upstream keys")
+    out = project.ok("status", "--ucm", ucm)
+    found = states(out)
+    assert found["0003"] == "already upstream"
+    assert found["0001"] == "missing"
+    assert found[KEYS] == "upstream has it"
+    assert "not the pinned" in out
+
+
+def test_status_of_a_series_with_lost_files(project: Project):
+    """It never fails because of findings."""
+    ucm = project.applied()
+    project.patch(1).unlink()
+    (project.overlay / KEYS).unlink()
+    found = states(project.ok("status", "--ucm", ucm))
+    assert found["0001"] == "no such patch" and found[KEYS] == "not in overlay"
+
+
+def test_status_without_any_checkout(project: Project):
+    refused(project.run("status"), "build/ucm", "make apply", code=2)
+    assert not (project.root / "build" / "ucm").exists()
