@@ -12,7 +12,7 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test lint clean
+.PHONY: build demo test gtest bisect lint clean
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,13 @@ demo: build  ## store DeepSeek V4's six pools, read them back in another process
 
 test: build  ## tool tests, store conformance and feature tests on the real store
 	@$(venv) -m pytest $(TESTS)
+
+gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for sanitizers
+	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT) --gtest
+	@ci/gtest.sh $(VARIANT)
+
+bisect: | prepared  ## build every point of the series and run its C++ tests; slow
+	@ci/bisect.sh $(if $(UCM),"$(UCM)")
 
 lint:  ## black, isort, ruff, codespell, clang-format at UCM's versions
 	@ci/lint.sh

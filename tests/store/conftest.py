@@ -1,7 +1,7 @@
 """Every test runs in a process of its own, on the tree that UCM_TREE names.
 
 UCM_TREE           built tree under test (default build/tree)
-UCM_BASE_TREE      built tree of the unpatched base, for test_compat.py (default build-base/tree)
+UCM_BASE_TREE      built tree of the unpatched base, for test_compat.py (default build/base-tree)
 --conformance=FILE write each test's outcome as JSON; table.py makes the table from two of these
 """
 
@@ -180,12 +180,12 @@ class Site:
 def tree() -> Path:
     """The tree under test. What tests import late is imported here, for each test's process."""
     if not (TREE / "ucm").is_dir():
-        pytest.exit(f"there is no built tree at {TREE}; next: make build", returncode=2)
+        pytest.fail(f"there is no built tree at {TREE}; next: make build", False)
     import ucm.store.pipeline.connector as connector
 
     np.random.default_rng(0)
     if TREE not in Path(connector.__file__).resolve().parents:
-        pytest.exit(f"UCM_TREE is {TREE}, but ucm is {connector.__file__}", 2)
+        pytest.fail(f"UCM_TREE is {TREE}, but ucm is {connector.__file__}", False)
     return TREE
 
 

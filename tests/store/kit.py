@@ -92,10 +92,12 @@ def rows(ids: list[bytes], spec: StoreSpec) -> tuple[list[bytes], list[int]]:
 
 
 def start_dump(store, ids: list[bytes], pages: Pages):
+    """The task; `pages` must outlive it."""
     return store.dump_data(*rows(ids, pages.spec), pages.pointers())
 
 
 def start_load(store, ids: list[bytes], pages: Pages):
+    """The task; `pages` must outlive it."""
     return store.load_data(*rows(ids, pages.spec), pages.pointers())
 
 

@@ -145,7 +145,8 @@ def test_destruction_lets_other_threads_run(site, spec, faults):
     """Destroying a busy store waits for its I/O without holding the interpreter's lock."""
     store = site.open(spec, keep=False)
     slow = faults.add("write", site.root, hold=True)
-    task = start_dump(store, keys(4), Pages(spec, 4))
+    pages = Pages(spec, 4)
+    task = start_dump(store, keys(4), pages)
     assert until(lambda: faults.active() > 0)
     release = Background(lambda: (time.sleep(SLOW), slow.drop()))
     with Ticks() as ticks:

@@ -108,7 +108,8 @@ def test_temporary_of_a_live_writer_stays(site, spec, faults):
     def run():
         slow = faults.add("write", site.root, offset=0, hold=True)
         store = site.open(spec)
-        task = start_dump(store, keys(1, "live"), Pages(spec, 1, 1))
+        pages = Pages(spec, 1, 1)
+        task = start_dump(store, keys(1, "live"), pages)
         assert until(barrier.exists, 20)
         slow.drop()
         store.wait(task)

@@ -132,7 +132,8 @@ def test_text_stays_short(site, spec):
 def test_unknown_task(site, spec, call):
     """A task that was waited for, or never existed, is an error with words."""
     store = site.open(spec)
-    task = start_dump(store, keys(1), Pages(spec, 1))
+    pages = Pages(spec, 1)
+    task = start_dump(store, keys(1), pages)
     store.wait(task)
     text = error_of(lambda: getattr(store, call)(task))
     assert any(word.isalpha() for word in text.split())

@@ -114,7 +114,7 @@ def test_hostile_settings(project: Project, hooks: Path, where: str):
     if where == "user":
         project.home.mkdir(exist_ok=True)
         make_hostile(project.home / ".gitconfig", hooks)
-        write(project.home, ".config/git/attributes", "* text eol=crlf diff=x\n")
+        write(project.home, ".config/git/attributes", "* text eol=crlf -diff\n")
         write(project.home, ".config/git/ignore", "*.py\n*.cc\n")
         ucm = project.root.parent / "ucm"
         command = ["git", "-c", "core.hooksPath=/dev/null", "clone", "-q"]

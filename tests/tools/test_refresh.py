@@ -217,6 +217,18 @@ def test_bit_and_removal_of_upstream_files(project: Project):
     assert "old mode 100644" in project.patch(4).read_text()
 
 
+def test_upstream_file_that_leaves_and_comes_back_stays_a_patch(project: Project):
+    ucm = project.applied()
+    git(ucm, "rm", "-q", "setup.py")
+    commit(ucm, "[Misc] Drop it")
+    write(ucm, "setup.py", "print('again')\n")
+    commit(ucm, "[Misc] Take it back")
+    project.ok("refresh", "--ucm", ucm)
+    assert not (project.overlay / "setup.py").exists()
+    done = project.run("verify")
+    assert done.returncode == 1 and "adds a file" in done.stdout
+
+
 def test_odd_content_and_names(project: Project):
     """Blanks, form feeds, no final newline upstream, CRLF upstream, bytes, odd paths."""
     origin = project.clone("origin")

@@ -136,6 +136,7 @@ def test_dirty_touched_file(project: Project, path: str, staged: bool):
     write(ucm, path, (ucm / path).read_text() + "more\n")
     if staged:
         git(ucm, "add", path)
+    os.utime(ucm / STORE, (1, 1))  # a status that refreshed the index would show
     refuse(project, ucm, path, "commit or stash")
 
 
@@ -178,11 +179,14 @@ def test_overlay_path_taken_on_disk(project: Project, kind: str):
     refuse(project, ucm, KEYS)
 
 
-@pytest.mark.parametrize("ignored", [False, True])
-def test_file_where_the_overlay_needs_a_folder(project: Project, ignored: bool):
+@pytest.mark.parametrize("kind", ["file", "ignored", "link"])
+def test_file_where_the_overlay_needs_a_folder(project: Project, kind: str):
     ucm = project.clone()
-    write(ucm, "ucm/tools", "mine\n")
-    if ignored:
+    if kind == "link":
+        (ucm / "ucm" / "tools").symlink_to("store")
+    else:
+        write(ucm, "ucm/tools", "mine\n")
+    if kind == "ignored":
         write(ucm, ".git/info/exclude", "tools\n")
     refuse(project, ucm, "ucm/tools")
 

@@ -213,6 +213,12 @@ def test_hunk_with_fuzz(project: Project):
     findings(project, "does not apply to the base", name, count=1)
 
 
+def test_overlay_path_below_an_upstream_file(project: Project):
+    write(project.overlay, "setup.py/inside.py", LICENCE)
+    project.edit_series(f"    {CASE}\n", f"    setup.py/inside.py\n    {CASE}\n")
+    findings(project, "does not apply to the base", count=1)
+
+
 def test_hand_edited_patch(project: Project):
     """The index line of the patch no longer fits its content."""
     name = edit_patch(project, 1, "engine_line_20(int n)", "engine_line_20(long n)")
