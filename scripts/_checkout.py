@@ -92,7 +92,7 @@ def refuse_unfinished(repo: Path) -> None:
     """Refuse while git waits for the user to finish something."""
     ask = [word for name in _UNFINISHED for word in ("--git-path", name)]
     paths = git(repo, "rev-parse", *ask).split("\n")
-    for path, (name, what) in zip(paths, _UNFINISHED.items()):
+    for path, (name, what) in zip(paths, _UNFINISHED.items(), strict=True):
         if (repo / path).exists():
             raise Refusal(
                 f"{what} is in progress in {repo}",
@@ -162,7 +162,7 @@ def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
     head = git(repo, "rev-parse", "HEAD")
     switch = ("read-tree", "-m", "-u")
     rows = [f"update HEAD {commit} {head}"]
-    for name, value in zip((BASE_REF, TIP_REF), marks or (None, None)):
+    for name, value in zip((BASE_REF, TIP_REF), marks or (None, None), strict=True):
         if value or ref(repo, name):
             rows.append(f"update {name} {value}" if value else f"delete {name}")
     refs = "".join(f"{row}\n" for row in rows).encode()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _git import GitError, git, git_bytes, lines
-from _report import Refusal
 from _pin import ROOT
+from _report import Refusal
 from _series import OVERLAY, PATCHES, Entry, read_header, slug
 
 AM = (

@@ -85,7 +85,7 @@ def read_series(complete: bool = True) -> list[Entry]:
 def write_series(entries: list[Entry], topics: list[str]) -> str:
     """Text of patches/series; a comment opens each topic."""
     rows, last = ["# Written by `make refresh`; docs/series.md tells the grammar."], ""
-    for entry, topic in zip(entries, topics):
+    for entry, topic in zip(entries, topics, strict=False):
         if topic != last:
             rows += ["", f"# {topic}"]
             last = topic

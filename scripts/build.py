@@ -4,6 +4,7 @@ import argparse
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,10 +78,11 @@ def call(problem: str, command: list[object], log: Path, **where) -> None:
     with open(log, "w") as file:
         show = os.environ.get("V") == "1"
         out = {} if show else {"stdout": file, "stderr": subprocess.STDOUT}
-        done = subprocess.run([str(word) for word in command], **out, **where)
+        words = [str(word) for word in command]
+        done = subprocess.run(words, check=False, **out, **where)
     if done.returncode:
         text = log.read_text(errors="replace").splitlines()
-        errors = [line for line in text if "error" in line.lower()]
+        errors = [line for line in text if re.search(r"(?i)error\b(?! \d)", line)]
         raise Refusal(
             problem,
             expected=f"success of `{Path(str(command[0])).name}`",
@@ -162,9 +164,9 @@ def copy_tree(ucm: Path, tree: Path) -> None:
     for name, source in wanted.items():
         write(tree / name, source.read_bytes())
     for path in tree.rglob("*"):
-        if path.suffix not in (".so", ".pyc") and path.is_file():
-            if path.relative_to(tree) not in wanted:
-                path.unlink()
+        kept = path.suffix in (".so", ".pyc") or path.relative_to(tree) in wanted
+        if path.is_file() and not kept:
+            path.unlink()
 
 
 def settings(args: argparse.Namespace) -> dict[str, object]:
@@ -226,7 +228,8 @@ def smoke(args: argparse.Namespace) -> None:
     """Import the store through the finished environment, from the tree just built."""
     code = "import ucm.store.pipeline.connector as c; print(c.__file__)"
     env = {**os.environ, **preload(args.variant), "PYTHONPATH": str(args.tree)}
-    done = subprocess.run([PYTHON, "-c", code], env=env, capture_output=True, text=True)
+    kwargs = {"env": env, "capture_output": True, "text": True}
+    done = subprocess.run([PYTHON, "-c", code], check=False, **kwargs)
     if done.returncode or not done.stdout.startswith(str(args.tree)):
         raise Refusal(
             "the built tree cannot be imported",

@@ -126,7 +126,7 @@ def _write_overlay(repo: Path, path: str, target: Path) -> None:
 def apply_again(repo: Path, base: str, exported: list[Exported], root: Path) -> str:
     """The tip that the written series gives: HEAD's files, and the same export again."""
     tip = commit_series(repo, base, [item.entry for item in exported], root)
-    for mine, again in zip(exported, export(repo, base, tip)[0]):
+    for mine, again in zip(exported, export(repo, base, tip)[0], strict=True):
         if mine != again:
             raise Refusal(
                 f"{mine.entry.patch} does not survive being applied",

@@ -1,11 +1,10 @@
 """Show where a UCM checkout stands: base, each patch, each overlay file. Read-only."""
 
 import argparse
-import subprocess
 from pathlib import Path
 
 import _checkout as checkout
-from _git import environment, git, git_bytes
+from _git import git, git_bytes
 from _pin import read_pin
 from _report import run
 from _series import OVERLAY, Entry, read_series

@@ -177,7 +177,7 @@ class Background(threading.Thread):
         try:
             self.result = self.call()
         except Exception as error:
-            self.error = error
+            self.error = error.with_traceback(None)  # its frames would keep the store
 
     def finished(self, limit: float = 0.0) -> bool:
         self.join(limit)

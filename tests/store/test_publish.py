@@ -375,6 +375,21 @@ def test_processes_that_write_one_key(site, spec):
     assert clean(site)
 
 
+def test_parent_and_child_write_one_key(site, spec, faults):
+    """A forked child with a store of its own and its parent write the same blocks at once."""
+    store = site.open(spec)
+    stored(store, spec, 1, "before")
+    faults.add("write", site.root, delay_ms=150)
+    ids = keys(4)
+    child = Process(lambda: dump(site.open(spec), ids, Pages(spec, 4, 2)))
+    for _ in range(3):
+        dump(store, ids, Pages(spec, 4, 1))
+        for block in ids:
+            site.path(block).unlink(missing_ok=True)
+    assert child.outcome(10) == (None, None)
+    assert clean(site)
+
+
 def test_threads_that_write_one_key(site, spec):
     """The same from four threads on one store."""
     spec = replace(spec, component=65536)

@@ -141,23 +141,15 @@ def test_unknown_task(site, spec, call):
 
 def test_default_for_stores_without_statuses(tree):
     """A store that only has wait gets wait_blocks from the base class: all or nothing."""
-    from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1
-
-    names = UcmKVStoreBaseV1.__abstractmethods__
-    assert "wait_blocks" not in names
+    from ucm.store.ucmstore_v1 import Task, UcmKVStoreBaseV1
 
     def wait(self, task) -> None:
         if task.bad:
             raise RuntimeError("failed")
 
-    made = type(
-        "Other", (UcmKVStoreBaseV1,), dict.fromkeys(names, None) | {"wait": wait}
-    )
-    store = made({})
+    names = UcmKVStoreBaseV1.__abstractmethods__
+    methods = dict.fromkeys(names, None) | {"wait": wait}
+    store = type("Other", (UcmKVStoreBaseV1,), methods)({})
     for bad in (False, True):
-        task = type("Task", (), {"bad": bad, "task_id": 1, "blocks": 3})()
-        try:
-            result = [bool(x) for x in store.wait_blocks(task, 3)]
-        except TypeError:
-            result = [bool(x) for x in store.wait_blocks(task)]
-        assert result == [not bad] * len(result)
+        task = type("OtherTask", (Task,), {"bad": bad, "num_blocks": 3})()
+        assert list(store.wait_blocks(task)) == [not bad] * 3

@@ -101,6 +101,15 @@ def test_io_direct_is_honoured(site, spec, faults, direct):
     assert (opened_direct.seen >= 8) if direct else (opened_direct.seen == 0)
 
 
+def test_one_block_into_several_pages(site, spec):
+    """A load may name a block more than once."""
+    store = site.open(spec)
+    ids, pages = stored(store, spec, 2)
+    copy = Pages(spec, 4)
+    load(store, [ids[0], ids[1], ids[0], ids[0]], copy)
+    assert np.array_equal(copy.data, pages.data[[0, 1, 0, 0]])
+
+
 # ---- files that change behind the store's back ----
 
 

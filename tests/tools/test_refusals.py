@@ -179,14 +179,14 @@ def test_overlay_path_taken_on_disk(project: Project, kind: str):
     refuse(project, ucm, KEYS)
 
 
-@pytest.mark.parametrize("kind", ["file", "ignored", "link"])
+@pytest.mark.parametrize("kind", ["file", "ignored file", "link", "ignored link"])
 def test_file_where_the_overlay_needs_a_folder(project: Project, kind: str):
     ucm = project.clone()
-    if kind == "link":
+    if "link" in kind:
         (ucm / "ucm" / "tools").symlink_to("store")
     else:
         write(ucm, "ucm/tools", "mine\n")
-    if kind == "ignored":
+    if "ignored" in kind:
         write(ucm, ".git/info/exclude", "tools\n")
     refuse(project, ucm, "ucm/tools")
 
