@@ -23,10 +23,10 @@
 #include <spdlog/sinks/stdout_color_sinks-inl.h>
 #include <spdlog/spdlog-inl.h>
 
-using std::mutex;
 using spdlog::details::console_mutex;
 using spdlog::details::console_nullmutex;
 using spdlog::details::null_mutex;
+using std::mutex;
 
 template class spdlog::details::mpmc_blocking_queue<spdlog::details::async_msg>;
 template class spdlog::sinks::base_sink<mutex>;
