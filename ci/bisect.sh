@@ -6,9 +6,9 @@ cd "$(dirname "$0")/.."
 ucm=$(cd "${1:-build/ucm}" && pwd)
 point=$PWD/build/bisect/ucm
 git -C "$ucm" worktree prune
-[ -e "$point" ] || git -C "$ucm" worktree add --quiet --detach "$point" refs/ucm-hicache/base
+[ -e "$point" ] || git -C "$ucm" worktree add --quiet --detach "$point" refs/worktree/ucm-hicache/base
 failed=0
-for commit in $(git -C "$ucm" rev-list --reverse refs/ucm-hicache/base..refs/ucm-hicache/tip); do
+for commit in $(git -C "$ucm" rev-list --reverse refs/worktree/ucm-hicache/base..refs/worktree/ucm-hicache/tip); do
     git -C "$point" checkout --quiet "$commit"
     title=$(git -C "$point" show -s --format=%s)
     log=build/bisect/$(git -C "$point" rev-parse --short HEAD).log

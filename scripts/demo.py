@@ -78,6 +78,7 @@ def backend(root: Path):
     """The patched backend as SGLang makes it, with the six pools registered."""
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
     from sglang.srt.mem_cache.memory_pool_host import LogicalHostPool
+
     from ucm.integration.sglang.unifiedcache_store import UnifiedCacheStore
 
     extra = {

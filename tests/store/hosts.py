@@ -71,10 +71,9 @@ def peer(tree: Path, action: str, prefix: str, specs: list, folder: Path, **pope
         [*map(str, command)],
         capture_output=True,
         text=True,
-        timeout=50,
         check=False,
         env=environment,
-        **popen,
+        **{"timeout": 50} | popen,
     )
 
 

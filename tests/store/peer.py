@@ -1,10 +1,13 @@
 """Uses a store of the tree named first, in a fresh process; see hosts.peer.
 
-peer.py TREE write|check|open PREFIX SPECS-AS-JSON FOLDER: one root, or two, per spec under FOLDER.
+peer.py TREE ACTION PREFIX SPECS-AS-JSON FOLDER: one root, or two, per spec under FOLDER.
+ACTION: open, write (and read), check (read); signals and crash write first.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -50,7 +53,7 @@ def use(action: str, prefix: str, spec: StoreSpec, roots: list[Path]) -> None:
     store = open_on_all(spec, roots)
     kept.append(store)
     ids, pages, copy = keys(N, prefix), Pages(spec, N, 7), Pages(spec, N)
-    if action == "write":
+    if action not in ("open", "check"):
         dump_by_shard(store, ids, pages)
     if action != "open":
         assert found(store, ids) == [True] * N, "lookup"
@@ -58,13 +61,29 @@ def use(action: str, prefix: str, spec: StoreSpec, roots: list[Path]) -> None:
         assert np.array_equal(copy.data, pages.data), "bytes"
 
 
+def handlers() -> dict[str, bytes]:
+    """The address of every signal's handler, which `struct sigaction` begins with."""
+    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(256)
+    found = {}
+    for number in range(1, 32):
+        if libc.sigaction(number, None, action) == 0:
+            found[signal.Signals(number).name] = action.raw[:8]
+    return found
+
+
 def main() -> None:
     _, tree, action, prefix, specs, folder = sys.argv
+    before = handlers()
     import ucm
 
     assert Path(tree) in Path(ucm.__file__).parents
     for number, spec in enumerate(json.loads(specs)):
         use(action, prefix, StoreSpec(**spec), roots_of(Path(folder), number))
+    after = handlers()
+    if action == "signals":
+        print("changed:", *[name for name in before if before[name] != after[name]])
+    if action == "crash":
+        ctypes.string_at(0)
     sys.stdout.write("\npeer is done\n")
     sys.stdout.flush()
     os._exit(0)

@@ -1,7 +1,5 @@
 """How a store behaves in somebody else's process."""
 
-import ctypes
-import faulthandler
 import os
 import signal
 import statistics
@@ -16,6 +14,7 @@ from hosts import Process, peer
 from kit import (
     Background,
     Pages,
+    StoreSpec,
     dump,
     error_of,
     found,
@@ -32,37 +31,20 @@ from kit import (
 # ---- signals, files, threads ----
 
 
-def handlers() -> dict[int, bytes]:
-    """The address of every signal's handler, which `struct sigaction` begins with."""
-    libc, action = ctypes.CDLL(None), ctypes.create_string_buffer(256)
-    found = {}
-    for number in signal.valid_signals():
-        if libc.sigaction(number, None, action) == 0:
-            found[int(number)] = action.raw[:8]
-    return found
+def quick(spec: StoreSpec) -> StoreSpec:
+    return replace(spec, options={"data_dir_shard_bytes": 1})
 
 
-def test_no_signal_handlers(site, spec):
-    """The handlers of the process are the same before and after a store is made and used."""
-    before = handlers()
-    stored(site.open(spec), spec, 2)
-    error_of(lambda: site.open(replace(spec, engine="none")), Exception)
-    after = handlers()
-    assert [n for n in before if before[n] != after[n]] == []
+def test_no_signal_handlers(site, tree, plain):
+    """The handlers of the process are the same before `import ucm` and after a store is used."""
+    run = peer(tree, "signals", "k", [quick(plain)], site.root)
+    assert "changed:\n" in run.stdout, run.stdout + run.stderr
 
 
-def test_a_crash_ends_the_process(site, spec):
+def test_a_crash_ends_the_process(site, tree, plain):
     """A segmentation fault elsewhere in the process kills it as if there were no store."""
-
-    def run():
-        faulthandler.disable()
-        stored(site.open(spec), spec, 1)
-        ctypes.string_at(0)
-
-    process = Process(run)
-    status = process.exit_status(5)
-    assert status is not None, "still running"
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSEGV
+    run = peer(tree, "crash", "k", [quick(plain)], site.root, timeout=10)
+    assert run.returncode == -signal.SIGSEGV, run.stderr
 
 
 def test_ctrl_c_reaches_python(site, spec):
@@ -73,12 +55,11 @@ def test_ctrl_c_reaches_python(site, spec):
         time.sleep(1)
 
 
-def test_no_files_in_the_working_folder(site, tree, spec):
+def test_no_files_in_the_working_folder(site, tree, plain):
     """With logging off nothing is made outside the store's own folders."""
     work = site.folder("work")
-    spec = replace(spec, options={"data_dir_shard_bytes": 1})
     quiet = {"UC_LOGGER_LEVEL": "off"}
-    run = peer(tree, "write", "k", [spec], site.root, cwd=work, env=quiet)
+    run = peer(tree, "write", "k", [quick(plain)], site.root, cwd=work, env=quiet)
     assert list(work.iterdir()) == [], run.stderr
 
 
@@ -173,19 +154,18 @@ def test_idle_store_is_destroyed_at_once(site, spec):
     assert statistics.median(times) < 0.25
 
 
-def test_destruction_keeps_accepted_dumps(site, spec):
+def test_destruction_keeps_accepted_dumps(site, spec, faults):
     """Dumps that were accepted and not waited for are stored, whole, when the store is gone."""
+    n, spec = 20, replace(spec, workers=1)
     store = site.open(spec, keep=False)
-    ids, pages = keys(64), Pages(spec, 64, 1)
-    tasks = [
+    faults.add("write", site.root, delay_ms=100)
+    ids, pages = keys(n), Pages(spec, n, 1)
+    for i, block in enumerate(ids):
         store.dump_data([block], [0], pages.pointers()[i : i + 1])
-        for i, block in enumerate(ids)
-    ]
-    assert len(tasks) == 64
     del store
     assert site.blocks() == {block.hex() for block in ids} and not site.temporaries()
-    assert [site.path(i).read_bytes() for i in ids] == [
-        pages.block(n) for n in range(64)
+    assert [site.path(block).read_bytes() for block in ids] == [
+        pages.block(i) for i in range(n)
     ]
 
 
