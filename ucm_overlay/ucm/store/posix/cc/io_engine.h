@@ -125,7 +125,8 @@ private:
         if (!entry.waiter->WaitFor(timeoutMs_)) [[unlikely]] {
             entry.task->GiveUp();
             Cancel(entry.task);
-            layout_->Guard().Stalled();
+            if (!entry.waiter->Check()) { layout_->Guard().GivenUp(entry.waiter); }
+            layout_->Guard().Stalled();  // says so
             if (entry.task->type == TransTask::Type::LOAD) { entry.waiter->Wait(); }
             if (!entry.waiter->Check()) { return std::move(entry.task); }
         }

@@ -26,8 +26,11 @@
 
 #include <atomic>
 #include <chrono>
+#include <list>
 #include <memory>
+#include <mutex>
 #include "logger/logger.h"
+#include "thread/latch.h"
 
 namespace UC::PosixStore {
 
@@ -35,7 +38,8 @@ namespace UC::PosixStore {
  * @brief Knows whether an I/O of this store has been running for longer than the timeout.
  *
  * Each thread notes when its I/O began; nobody watches, whoever wants to know looks. So the store
- * is stalled from the timeout on until that I/O returns, and no longer.
+ * is stalled from the timeout on until that I/O returns, and no longer. A task that was given up
+ * while it had I/O running stalls the store as well.
  */
 class StallGuard {
     using Clock = std::chrono::steady_clock;
@@ -69,6 +73,13 @@ public:
         nSlot_ = timeoutMs > 0 ? nThread : 0;
         slots_ = std::make_unique<Slot[]>(nSlot_);
     }
+    /** Of a task's units some still run. */
+    void GivenUp(std::shared_ptr<Latch> rest)
+    {
+        std::lock_guard<std::mutex> lock{mutex_};
+        rests_.push_back(std::move(rest));
+        nRest_ = rests_.size();
+    }
     bool Stalled()
     {
         int64_t longest = 0;
@@ -77,7 +88,7 @@ public:
             const auto begin = slots_[i].load(std::memory_order_relaxed);
             if (begin != 0) { longest = std::max(longest, now - begin); }
         }
-        const auto stalled = longest > timeoutMs_ && nSlot_ > 0;
+        const auto stalled = (longest > timeoutMs_ && nSlot_ > 0) || AnyRest();
         if (stalled_.exchange(stalled) != stalled) {
             if (stalled) {
                 UC_ERROR("Storage is stalled: an I/O has not returned for {} ms.", longest);
@@ -93,6 +104,14 @@ private:
     {
         const auto now = Clock::now().time_since_epoch();
         return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+    }
+    bool AnyRest()
+    {
+        if (nRest_ == 0) { return false; }
+        std::lock_guard<std::mutex> lock{mutex_};
+        rests_.remove_if([](const auto& rest) { return rest->Check(); });
+        nRest_ = rests_.size();
+        return nRest_ > 0;
     }
     Slot* Claim()
     {
@@ -112,6 +131,9 @@ private:
     size_t nSlot_{0};
     std::unique_ptr<Slot[]> slots_;
     std::atomic<bool> stalled_{false};
+    std::atomic<size_t> nRest_{0};
+    std::list<std::shared_ptr<Latch>> rests_;
+    std::mutex mutex_;
 };
 
 }  // namespace UC::PosixStore

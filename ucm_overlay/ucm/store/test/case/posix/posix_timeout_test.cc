@@ -126,6 +126,8 @@ TEST_F(UCPosixTimeoutTest, ATimedOutDumpIsNeverPublished)
         const auto start = NowTime::Now();
         ASSERT_EQ(store->Wait(task), UC::Status::Timeout());
         ASSERT_LT(NowTime::Now() - start, 3 * kTimeoutMs * 1e-3);
+        ASSERT_EQ(Contains(*store, blocks), false);
+        ASSERT_FALSE(store->Dump(MakeDesc(blocks, from)).HasValue());
         ASSERT_EQ(store->Check(task).Value(), false);
         ASSERT_EQ(store->Wait(task), UC::Status::Timeout());
         ASSERT_EQ(store->Check(task).Value(), false);
