@@ -4,7 +4,6 @@ To test another store, write a class with these methods and return it from `adap
 """
 
 import re
-import shutil
 from pathlib import Path
 
 from kit import StoreSpec
@@ -48,6 +47,10 @@ class PosixAdapter:
         """Options that flush before publishing: none, data, or full (folder entry too)."""
         return {"posix_sync": how}
 
+    def queue_depth(self, requests: int) -> dict:
+        """Options that bound the requests of an asynchronous engine in flight."""
+        return {"posix_aio_queue_depth": requests}
+
     def path(self, root: Path, block: bytes) -> Path:
         """Where the block lies; its folder is made, so that a test can put anything there."""
         name = block.hex()
@@ -67,9 +70,6 @@ class PosixAdapter:
         """Names that someone else could expect a dump to write through."""
         path = self.path(root, block)
         return [path.with_name(path.name + ".tmp")]
-
-    def wipe(self, root: Path) -> None:
-        shutil.rmtree(root, ignore_errors=True)
 
     def _files(self, root: Path) -> list[Path]:
         return [p for p in root.rglob("*") if not p.is_dir() or p.is_symlink()]

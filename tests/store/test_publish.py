@@ -252,8 +252,39 @@ def test_one_failing_shard_hides_the_block(site, spec, faults, failing, tasks):
                 result = statuses(store, task, len(group))
                 assert not all(result) or failing not in group
         assert found(store, ids) == [False] and not site.path(ids[0]).exists()
+        assert clean(site), f"order {order}"
         dump(store, ids, pages)
         assert site.path(ids[0]).read_bytes() == pages.block(0)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_retry_by_shard_is_not_mixed_with_the_failed_try(site, spec, faults, order):
+    """A layer-wise dump that lost a shard and is repeated shard by shard with other bytes: the
+    block is whole and of one try."""
+    spec = replace(spec, component=4096, shards=3)
+    store, ids = site.open(spec), keys(1)
+    first, second = Pages(spec, 1, 1), Pages(spec, 1, 2)
+    with faults.on("write", site.root, offset=0, error=errno.EIO):
+        for shard in order:
+            task = store.dump_data(ids, [shard], first.pointers()[[shard]])
+            statuses(store, task, 1)
+    for shard in order:
+        store.wait(store.dump_data(ids, [shard], second.pointers()[[shard]]))
+    assert found(store, ids) == [True]
+    assert site.path(ids[0]).read_bytes() == second.block(0)
+
+
+def test_incomplete_block_goes_with_its_store(site, spec):
+    """A block whose other shards never came: not visible, and nothing is left of it when the
+    store is gone."""
+    spec = replace(spec, shards=3)
+    store, pages = site.open(spec, keep=False), Pages(spec, 4, 1)
+    for shard in (2, 0):
+        pointers = pages.pointers()[shard::3].copy()
+        store.wait(store.dump_data(keys(4), [shard] * 4, pointers))
+    assert found(store, keys(4)) == [False] * 4
+    del store
+    assert not site.blocks() and not site.temporaries()
 
 
 # ---- several writers of one block ----

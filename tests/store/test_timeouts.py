@@ -150,6 +150,32 @@ def test_timed_out_dump_is_never_published(site, spec, faults):
     assert recovered(store, keys(2, "after"))
 
 
+@pytest.mark.parametrize("late", range(3))
+def test_timed_out_shard_spoils_its_block(site, spec, faults, late):
+    """A layer-wise dump whose one shard timed out: what its pages held later is never part of
+    a visible block, in whatever order the other shards come."""
+    spec = replace(spec, shards=3)
+    store, ids, pages = site.open(spec), keys(1), Pages(spec, 1, 1)
+    whole = pages.block(0)
+    for shard in [late, *[other for other in range(3) if other != late]]:
+        at = faults.add(
+            "write", site.root, offset=shard * spec.shard_size, hold=shard == late
+        )
+        task = store.dump_data(ids, [shard], pages.pointers()[[shard]])
+        waiting = Background(lambda task=task: store.wait(task))
+        if shard == late:
+            waiting.finished(6 * TIMEOUT)
+            pages.data[shard] = 0x55
+            at.drop()
+            assert until(lambda task=task: is_free(store, task))
+            recovered(store, [])
+        assert waiting.finished(5)
+    time.sleep(TIMEOUT)
+    if found(store, ids) == [True]:
+        assert site.path(ids[0]).read_bytes() == whole
+    assert until(lambda: not site.temporaries())
+
+
 def is_free(store, task) -> bool:
     """A store may forget a task that it has reported free, or drained inside wait."""
     try:

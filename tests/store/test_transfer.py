@@ -4,6 +4,7 @@ import errno
 import resource
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -225,9 +226,7 @@ def test_few_file_descriptors(site, spec):
     assert np.array_equal(copy.data, pages.data)
 
 
-def _descriptors():
-    from pathlib import Path
-
+def _descriptors() -> list[Path]:
     return list(Path("/proc/self/fd").iterdir())
 
 
@@ -238,6 +237,32 @@ def test_twenty_stores_in_one_process(site, spec):
         store = site.open(spec, root)
         ids, _ = stored(store, spec, 2)
         assert load_statuses(store, ids, Pages(spec, 2)) == [True, True]
+
+
+@pytest.mark.parametrize("depth", [1, 7])
+def test_batch_larger_than_the_queue(site, plain, faults, depth):
+    """An asynchronous engine whose queue is full waits its turn, short counts included."""
+    options = site.adapter.queue_depth(depth)
+    spec = replace(plain, engine="aio", component=4096, options=options)
+    store = site.open(spec)
+    for op in ("read", "write"):
+        faults.add(op, site.root, limit=3000, count=50)
+    ids, pages = stored(store, spec, 200)
+    copy = Pages(spec, 200)
+    load(store, ids, copy)
+    assert np.array_equal(copy.data, pages.data)
+
+
+def test_no_requests_left_on_the_host(site, plain):
+    """Where the host's limit of asynchronous requests is met, the error has the errno's name."""
+    limit = int(Path("/proc/sys/fs/aio-max-nr").read_text())
+    if limit > 1 << 20:
+        pytest.skip("fs.aio-max-nr is too high to be met")
+    spec = replace(plain, engine="aio", options=site.adapter.queue_depth(32768))
+    text = error_of(
+        lambda: [site.open(spec) for _ in range(limit // 32768 + 1)], Exception
+    )
+    assert "EAGAIN" in text
 
 
 @pytest.mark.limit(40)
