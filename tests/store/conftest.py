@@ -5,6 +5,7 @@ UCM_BASE_TREE      built tree of the unpatched base, for test_compat.py (default
 --conformance=FILE write each test's outcome as JSON; table.py makes the table from two of these
 """
 
+import ctypes
 import faulthandler
 import json
 import multiprocessing
@@ -83,6 +84,8 @@ def pytest_sessionfinish(session) -> None:
 
 # ---- one process per test ----
 
+PR_SET_PDEATHSIG = 1
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem) -> bool:
@@ -108,6 +111,7 @@ def pytest_pyfunc_call(pyfuncitem) -> bool:
 
 def _run_in_child(item, arguments: dict, send, limit: float) -> None:
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.dump_traceback_later(max(1, limit - 1), file=sys.__stderr__)
     try:
         item.obj(**arguments)

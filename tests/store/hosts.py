@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import faults
 import pytest
 
 CLONE_NEWNS = 0x20000
@@ -65,7 +66,9 @@ def peer(tree: Path, action: str, prefix: str, specs: list, folder: Path, **pope
     text = json.dumps([asdict(spec) for spec in specs])
     script = Path(__file__).with_name("peer.py")
     command = [sys.executable, script, tree, action, prefix, text, folder]
-    environment = {n: v for n, v in os.environ.items() if n != "LD_PRELOAD"}
+    preload = os.environ.get("LD_PRELOAD", "").split(":")
+    preload = [path for path in preload if path != str(faults.build())]
+    environment = os.environ | {"LD_PRELOAD": ":".join(preload)}
     environment |= popen.pop("env", {})
     return subprocess.run(
         [*map(str, command)],

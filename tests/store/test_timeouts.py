@@ -10,6 +10,7 @@ from kit import (
     Background,
     Pages,
     dump,
+    dump_statuses,
     error_of,
     found,
     keys,
@@ -148,6 +149,34 @@ def test_timed_out_dump_is_never_published(site, spec, faults):
     assert until(lambda: not site.temporaries())
     stored(store, spec, 2, "after")
     assert recovered(store, keys(2, "after"))
+
+
+def test_statuses_of_a_timed_out_dump(site, spec, faults):
+    """One hung write of four: three blocks are stored and told so, the fourth is not, then or
+    later."""
+    store, ids, pages = site.open(spec), keys(4), Pages(spec, 4, 1)
+    slow = faults.add("write", site.root, skip=1, count=1, hold=True)
+    waiting = Background(lambda: dump_statuses(store, ids, pages))
+    waiting.finished(8 * TIMEOUT)
+    slow.drop()
+    assert waiting.finished(5) and sorted(waiting.result) == [False, True, True, True]
+    time.sleep(2 * TIMEOUT)
+    assert recovered(
+        store, [i for i, good in zip(ids, waiting.result, strict=True) if good]
+    )
+    assert found(store, ids) == waiting.result
+
+
+def test_no_timeout_means_waiting(site, spec, faults):
+    """timeout_ms 0: a slow device is waited for, nothing is refused, and idle stores go at
+    once."""
+    spec = replace(spec, timeout_ms=0)
+    store = site.open(spec, keep=False)
+    faults.add("write", site.root, delay_ms=int(2000 * TIMEOUT), count=2)
+    ids, pages = stored(store, spec, 4)
+    copy = Pages(spec, 4)
+    load(store, ids, copy)
+    assert np.array_equal(copy.data, pages.data) and found(store, ids) == [True] * 4
 
 
 @pytest.mark.parametrize("late", range(3))

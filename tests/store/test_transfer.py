@@ -230,6 +230,18 @@ def _descriptors() -> list[Path]:
     return list(Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.parametrize("operation", ["dump", "load"])
+def test_no_file_descriptors_at_all(site, spec, faults, operation):
+    """When no file can be opened for as long as it takes, the task fails and says EMFILE."""
+    store = site.open(spec)
+    ids, pages = stored(store, spec, 8)
+    task = (load, ids) if operation == "load" else (dump, keys(8, "new"))
+    with faults.on("open", site.root, error=errno.EMFILE):
+        text = error_of(lambda: task[0](store, task[1], Pages(spec, 8)))
+    assert "EMFILE" in text
+    assert load_statuses(store, ids, pages) == [True] * 8
+
+
 def test_twenty_stores_in_one_process(site, spec):
     """A rank's pools and more open at once and work."""
     for i in range(20):

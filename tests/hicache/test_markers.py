@@ -1,0 +1,163 @@
+"""Format markers and the namespace option: other bytes under the same keys are refused."""
+
+import json
+
+import hicache_kit as kit
+import pytest
+import torch
+from hicache_kit import PoolName
+
+SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4
+
+
+def half(**kw):
+    return kit.mha(dtype=torch.float16, **kw)
+
+
+@pytest.mark.parametrize("role", ["anchor", "sidecar"])
+def test_same_size_other_dtype_is_refused(site, role):
+    """bf16 and fp16 pages have one size and one key; the namespace option keeps them apart."""
+
+    def attach(pool, **kw):
+        if role == "anchor":
+            return site.attach(pool, **kw)
+        return site.attach(kit.logical(), {SWA: pool}, **kw)
+
+    attach(kit.mha(), backends=2).close()
+    before = site.everything()
+    with pytest.raises(ValueError) as refusal:
+        attach(half(), backends=2)
+    for word in ("namespace", "torch.bfloat16", "torch.float16", ".layout"):
+        assert word in str(refusal.value)
+    assert site.everything() == before
+    attach(half(), backends=2, namespace="fp16").close()
+    attach(kit.mha(), backends=2).close()
+
+
+def test_another_size_is_a_miss_both_ways(site):
+    """An fp8 run finds no page of the bf16 run, nor the reverse; v1 and v2."""
+    wide, narrow = kit.mha(), kit.mha(dtype=torch.uint8)
+    names = kit.keys(1)
+    for pool, other in ((wide, narrow), (narrow, wide)):
+        store = site.attach(pool, {SWA: pool})
+        kit.fill(pool, [0])
+        kit.put_kv(store, pool, names, [0])
+        kit.put(store, SWA, pool, names, [0])
+        assert store.batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 1
+        store.close()
+        store = site.attach(other, {SWA: other})
+        assert store.batch_exists(names) == 0 and not store.exists(names[0])
+        store.close()
+
+
+FORMATS = {
+    "page tokens": lambda: kit.paged("c4", page=8),
+    "layers": lambda: kit.paged("c4", layers=6, row=32),
+}
+
+
+@pytest.mark.parametrize("make", FORMATS.values(), ids=FORMATS)
+def test_other_formats_of_one_size(site, make):
+    site.attach(kit.logical(), {C4: kit.paged("c4", layers=3, row=64)}).close()
+    with pytest.raises(ValueError, match="another format"):
+        site.attach(kit.logical(), {C4: make()})
+
+
+def test_marker_content(site):
+    """Written before any block, readable, once per key family and backend."""
+    site.attach(kit.mha(), {SWA: kit.mha()}, backends=2, tp=(1, 2))
+    for backend in site.backends:
+        (path,) = (backend / ".layout").iterdir()
+        assert json.loads(path.read_text()) == {
+            "keys": "_org-model_1_2",
+            "model": "org/model",
+            "dtype": "torch.bfloat16",
+            "page_tokens": 4,
+            "layers": 3,
+            "host_layout": "page_first",
+            "component_sizes": [384, 384],
+            "element_type": "",
+        }
+        (path,) = (backend / "sglang_v2" / "swa_384x2" / ".layout").iterdir()
+        found = json.loads(path.read_text())
+        assert found["keys"] == "_org-model_1_2__v2_tp_1_2__pool_swa__component_0"
+
+
+def test_fp8_kinds_differ_where_the_server_tells(site, monkeypatch):
+    """Host pools hold e4m3 and e5m2 alike as uint8; an unknown kind fits either."""
+    from ucm.integration.sglang import format_marker
+
+    def attach(kind):
+        monkeypatch.setattr(format_marker, "fp8_element_type", lambda: kind)
+        site.attach(kit.mha(dtype=torch.uint8)).close()
+
+    attach("fp8_e4m3")
+    attach("")
+    with pytest.raises(ValueError, match="fp8_e5m2"):
+        attach("fp8_e5m2")
+
+
+def test_other_models_and_ranks_share_a_folder(site):
+    """Their keys differ, so their formats may."""
+    for i, pool in enumerate((kit.mha(), half())):
+        for rank in range(2):
+            site.attach(pool, {SWA: pool}, model=f"model{i}", tp=(rank, 2)).close()
+
+
+def test_names_that_become_one_key_are_told_apart(site):
+    """org/model-x and org-model/x have the same keys: the second one needs a namespace."""
+    site.attach(kit.mha(), model="org/model-x").close()
+    with pytest.raises(ValueError, match="namespace"):
+        site.attach(kit.mha(), model="org-model/x")
+    site.attach(kit.mha(), model="org-model/x", namespace="other").close()
+
+
+def test_a_damaged_marker_is_refused(site):
+    site.attach(kit.mha()).close()
+    (path,) = (site.backends[0] / ".layout").iterdir()
+    path.write_text("{")
+    with pytest.raises(ValueError, match="unreadable"):
+        site.attach(kit.mha())
+
+
+def test_a_refusal_on_the_second_backend_leaves_the_first_clean(site):
+    (site.backends[1] / "sglang_v2").write_text("in the way")
+    store = site.attach(kit.logical(), backends=2)
+    before = site.everything()
+    with pytest.raises((ValueError, OSError)):
+        store.register_mem_host_pool_v2(kit.mha(), SWA)
+    assert site.everything() == before
+
+
+def test_ranks_that_claim_at_once(site):
+    """Every rank of a replicated pool writes the same marker; one wins, all go on."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ucm.integration.sglang import format_marker
+    from ucm.integration.sglang.format_marker import PageFormat
+
+    folders = [str(path / "sglang_v2" / "x") for path in site.backends]
+    page_format = PageFormat("m", "torch.uint8", 4, 3, "page_first", (192,))
+    with ThreadPoolExecutor(8) as ranks:
+        claim = lambda _: format_marker.claim(folders, "_m", page_format)  # noqa: E731
+        made = list(ranks.map(claim, range(64)))
+    written = [p for paths in made for p in paths if p.endswith(".json")]
+    assert len(written) == len(set(written)) == 2
+    assert not list(site.root.rglob("*.tmp"))
+
+
+def test_namespace(site):
+    """Unset and empty are the requested paths; a name is a folder of its own for v1 and v2."""
+    anchor, swa, names = kit.mha(), kit.mha(), kit.keys(2)
+
+    def attach(**kw):
+        return site.attach(anchor, {SWA: swa}, **kw)
+
+    store = attach(namespace="rev1")
+    kit.put_kv(store, anchor, names, [0, 1])
+    kit.put(store, SWA, swa, names, [0, 1])
+    assert {p.relative_to(site.backends[0]).parts[0] for p in site.files()} == {"ns-rev1"}
+    for other in ({}, {"namespace": ""}, {"namespace": "rev2"}):
+        store = attach(**other)
+        assert store.batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 0
+    assert attach(namespace="rev1").batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 2

@@ -1,0 +1,177 @@
+#
+# MIT License
+#
+# Copyright (c) 2026 the UCM HiCache v2 contributors
+#
+#
+# Permission is hereby granted, free of charge, to any person obtaining a copy
+# of this software and associated documentation files (the "Software"), to deal
+# in the Software without restriction, including without limitation the rights
+# to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+# copies of the Software, and to permit persons to whom the Software is
+# furnished to do so, subject to the following conditions:
+#
+# The above copyright notice and this permission notice shall be included in all
+# copies or substantial portions of the Software.
+#
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+# IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+# FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+# AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+# LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+# OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+# SOFTWARE.
+#
+"""A small file per key family that says which page format its blocks have.
+
+Two formats can have pages of one size (fp8 e4m3 and e5m2, bf16 and fp16), and keys do not
+tell them apart. The marker does: <folder>/.layout/<key suffix and sizes, hashed>.json.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ucm.integration.sglang.page_layout import PageLayout
+from ucm.integration.sglang.sglang_release import fp8_element_type
+
+MARKER_FOLDER = ".layout"
+
+
+@dataclass(frozen=True)
+class PageFormat:
+    """What gives a page's bytes their meaning.
+
+    element_type: the fp8 kind behind a pool that only knows uint8; "" where unknown.
+    """
+
+    model: str
+    dtype: str
+    page_tokens: int
+    layers: int
+    host_layout: str
+    component_sizes: tuple[int, ...]
+    element_type: str = ""
+
+    @classmethod
+    def of(cls, pool: Any, layout: PageLayout, model: str) -> "PageFormat":
+        return cls(
+            model=model,
+            dtype=_dtype(pool),
+            page_tokens=layout.tokens,
+            layers=getattr(pool, "layer_num", getattr(pool, "num_mamba_layers", 0)),
+            host_layout=getattr(pool, "layout", "page_first"),
+            component_sizes=tuple(size for size in layout.sizes if size),
+            element_type=fp8_element_type(),
+        )
+
+
+def _dtype(pool: Any) -> str:
+    """The element types of a page, as text."""
+    fields = ("dtype", "temporal_dtype", "conv_dtype")
+    types = [str(getattr(pool, name)) for name in fields if hasattr(pool, name)]
+    return " ".join(types)
+
+
+def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]:
+    """Check the marker in every folder and write it where it is missing.
+
+    Returns the paths made, in the order made, for release() when what follows fails.
+    ValueError for another format or a folder that cannot be used; nothing is left then.
+    """
+    sizes = "_".join(str(size) for size in page_format.component_sizes)
+    name = hashlib.md5(f"{suffix}\n{sizes}".encode(), usedforsecurity=False).hexdigest()
+    paths = [os.path.join(folder, MARKER_FOLDER, f"{name}.json") for folder in folders]
+    content = {"keys": suffix, **json.loads(json.dumps(asdict(page_format)))}
+    made: list[str] = []
+    try:
+        missing = [path for path in paths if not _check(path, content)]
+        for path in missing:
+            _make_folders(os.path.dirname(path), made)
+            if _write(path, content):
+                made.append(path)
+            else:
+                _check(path, content)
+    except OSError as e:
+        release(made)
+        raise ValueError(
+            f"storage_backends: {e.filename} cannot be used: {e.strerror}"
+        ) from e
+    except ValueError:
+        release(made)
+        raise
+    return made
+
+
+def release(made: list[str]) -> None:
+    """Remove what claim() made and an empty store below it.
+
+    Stops where somebody else has put anything in: a folder that is in use is left alone.
+    """
+    for path in reversed(made):
+        try:
+            if path.endswith(".json"):
+                os.unlink(path)
+            else:
+                _remove_empty_children(path)
+                os.rmdir(path)
+        except OSError:
+            return
+
+
+def _remove_empty_children(folder: str) -> None:
+    for child in os.scandir(folder):
+        if child.is_dir(follow_symlinks=False):
+            os.rmdir(child.path)
+
+
+def _check(path: str, content: dict[str, Any]) -> bool:
+    """False when there is no marker; ValueError when it tells of another format."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            found = dict(json.load(f))
+    except FileNotFoundError:
+        return False
+    except (ValueError, TypeError) as e:
+        raise ValueError(f"page format marker {path} is unreadable: {e}") from e
+    fields = sorted(k for k in content if found.get(k) != content[k])
+    if not (found.get("element_type") and content["element_type"]):
+        fields = [field for field in fields if field != "element_type"]
+    if not fields:
+        return True
+    raise ValueError(
+        f"{os.path.dirname(os.path.dirname(path))} holds pages of another format ("
+        + ", ".join(f"{k}: stored {found.get(k)!r}, now {content[k]!r}" for k in fields)
+        + f"; marker {path}). Set ucm_connector_config.namespace to keep them apart"
+    )
+
+
+def _make_folders(folder: str, made: list[str]) -> None:
+    """makedirs that appends the new folders to made, outermost first."""
+    new = []
+    while not os.path.isdir(folder):
+        new.append(folder)
+        folder = os.path.dirname(folder)
+    for path in reversed(new):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            made.append(path)
+
+
+def _write(path: str, content: dict[str, Any]) -> bool:
+    """Write the whole marker or nothing; False when another rank was first."""
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8") as f:
+            json.dump(content, f, indent=1, sort_keys=True)
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return False
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)

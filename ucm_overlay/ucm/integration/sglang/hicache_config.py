@@ -1,0 +1,265 @@
+#
+# MIT License
+#
+# Copyright (c) 2026 the UCM HiCache v2 contributors
+#
+#
+# Permission is hereby granted, free of charge, to any person obtaining a copy
+# of this software and associated documentation files (the "Software"), to deal
+# in the Software without restriction, including without limitation the rights
+# to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+# copies of the Software, and to permit persons to whom the Software is
+# furnished to do so, subject to the following conditions:
+#
+# The above copyright notice and this permission notice shall be included in all
+# copies or substantial portions of the Software.
+#
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+# IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+# FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+# AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+# LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+# OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+# SOFTWARE.
+#
+"""The one place that reads and checks the operator's configuration.
+
+    extra_config                                --hicache-storage-backend-extra-config
+      interface_v1: true                        needed by SGLang to use the zero-copy calls
+      kv_connector_extra_config                 or from the YAML file UNIFIEDCACHE_CONFIG_FILE
+        ucm_connector_name, ucm_connector_module_path
+        ucm_connector_config
+          storage_backends                      "/mnt/a:/mnt/b" or ["/mnt/a", "/mnt/b"]
+          namespace                             optional: keeps deployments apart
+          ...                                   anything else goes to the store as it is
+"""
+
+import logging
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ucm.integration.sglang.page_layout import PageLayout
+
+logger = logging.getLogger(__name__)
+
+SIDECAR_FOLDER = "sglang_v2"
+# A sidecar store is one of many in its process: it starts fewer threads and folders.
+_SIDECAR_DEFAULTS = {
+    "posix_data_trans_concurrency": 8,
+    "posix_lookup_concurrency": 4,
+    "data_dir_shard_bytes": 2,
+}
+_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class HicacheConfig:
+    """Checked configuration. backends: folders of this namespace, one per storage backend."""
+
+    connector_name: str
+    module_path: str | None
+    backends: list[str]
+    options: dict[str, Any]
+    device_id: int = 0
+
+    def anchor_store(self, layout: PageLayout) -> dict[str, Any]:
+        """Options of the primary store: the operator's own, with the sizes of a page."""
+        return self._store(self.options, "kv", layout, self.backends)
+
+    def sidecar_store(self, name: str, layout: PageLayout) -> dict[str, Any]:
+        """Options of one sidecar pool's store, below its own folders."""
+        options = {k: v for k, v in self.options.items() if not _is_gc_option(k)}
+        options = {**_SIDECAR_DEFAULTS, **options, "posix_gc_enable": False}
+        return self._store(options, name, layout, self.sidecar_folders(name, layout))
+
+    def sidecar_folders(self, name: str, layout: PageLayout) -> list[str]:
+        folder = f"{name}_{layout.component_size}x{layout.component_count}"
+        return [os.path.join(path, SIDECAR_FOLDER, folder) for path in self.backends]
+
+    @property
+    def gc_options(self) -> list[str]:
+        return sorted(key for key in self.options if _is_gc_option(key))
+
+    def _store(
+        self,
+        options: dict[str, Any],
+        name: str,
+        layout: PageLayout,
+        folders: list[str],
+    ) -> dict[str, Any]:
+        return {
+            **_io_for_layout(options, name, layout),
+            "store_pipeline": "Posix",
+            "storage_backends": folders,
+            "device_id": self.device_id,
+            "tensor_size": layout.component_size,
+            "shard_size": layout.page_bytes,
+            "block_size": layout.page_bytes,
+            "stream_number": 8,
+        }
+
+
+def load_config(storage_config: Any) -> HicacheConfig:
+    """Read and check everything; ValueError names the key, its form and an example."""
+    extra = dict(getattr(storage_config, "extra_config", None) or {})
+    _check_interface(extra)
+    _check_ranks(storage_config)
+    section = _connector_section(extra)
+    options = section.get("ucm_connector_config")
+    if not isinstance(options, dict):
+        raise _bad(
+            "kv_connector_extra_config.ucm_connector_config",
+            options,
+            "an object",
+            '{"storage_backends": "/mnt/ucm"}',
+        )
+    name = section.get("ucm_connector_name")
+    if not isinstance(name, str) or not name:
+        raise _bad(
+            "kv_connector_extra_config.ucm_connector_name",
+            name,
+            "a store class",
+            '"UcmPipelineStore"',
+        )
+    options = dict(options)
+    backends = _backends(options.pop("storage_backends", None))
+    namespace = _namespace(options.pop("namespace", None))
+    if namespace:
+        # The prefix keeps the folder apart from the v1 store's hexadecimal ones.
+        backends = [os.path.join(path, f"ns-{namespace}") for path in backends]
+    module_path = section.get("ucm_connector_module_path")
+    return HicacheConfig(name, module_path, backends, options, _local_rank())
+
+
+def _bad(key: str, found: Any, form: str, example: str) -> ValueError:
+    return ValueError(f"{key} must be {form}, for example {example}; found {found!r}")
+
+
+def _check_interface(extra: dict[str, Any]) -> None:
+    flag = extra.get("interface_v1")
+    if not flag:
+        raise _bad(
+            "interface_v1 in --hicache-storage-backend-extra-config",
+            flag,
+            "true, else SGLang copies pages through calls this backend does not serve",
+            '{"interface_v1": true}',
+        )
+    if flag not in (True, 1):
+        logger.warning("interface_v1 is %r; SGLang takes it as true. Write true.", flag)
+
+
+def _check_ranks(storage_config: Any) -> None:
+    dcp_size = getattr(storage_config, "dcp_size", 1) or 1
+    if dcp_size > 1:
+        raise ValueError(
+            f"dcp_size is {dcp_size}: decode context parallelism is not supported by "
+            "UnifiedCacheStore; run with a DCP size of 1"
+        )
+
+
+def _connector_section(extra: dict[str, Any]) -> dict[str, Any]:
+    section = extra.get("kv_connector_extra_config")
+    if section is None:
+        section = _yaml_config().get("kv_connector_extra_config")
+    if not isinstance(section, dict):
+        raise _bad(
+            "kv_connector_extra_config",
+            section,
+            "an object in extra_config or in the file of UNIFIEDCACHE_CONFIG_FILE",
+            '{"ucm_connector_name": "UcmPipelineStore", "ucm_connector_config": {...}}',
+        )
+    return section
+
+
+def _yaml_config() -> dict[str, Any]:
+    path = os.environ.get("UNIFIEDCACHE_CONFIG_FILE")
+    if not path:
+        return {}
+    if not Path(path).is_file():
+        raise ValueError(f"UNIFIEDCACHE_CONFIG_FILE names no file: {path!r}")
+    with open(path, encoding="utf-8") as f:
+        data = yaml.safe_load(f) or {}
+    if not isinstance(data, dict):
+        raise ValueError(
+            f"UNIFIEDCACHE_CONFIG_FILE: {path!r} must hold a mapping, "
+            f"found {type(data).__name__}"
+        )
+    return data
+
+
+def _backends(value: Any) -> list[str]:
+    """Absolute paths of existing folders; a string separates them by colons."""
+    paths = value.split(":") if isinstance(value, str) else value
+    if (
+        not isinstance(paths, (list, tuple))
+        or not paths
+        or not all(isinstance(path, str) and path for path in paths)
+    ):
+        raise _bad(
+            "ucm_connector_config.storage_backends",
+            value,
+            "one or more folders, as a list or separated by ':' "
+            "(a path that holds a ':' needs the list)",
+            '"/mnt/a:/mnt/b" or ["/mnt/a", "/mnt/b"]',
+        )
+    for path in paths:
+        if not os.path.isdir(path):
+            raise _bad(
+                "ucm_connector_config.storage_backends",
+                value,
+                f"folders that exist, and {path!r} does not",
+                '["/mnt/a", "/mnt/b"]',
+            )
+    return [os.path.abspath(path) for path in paths]
+
+
+def _namespace(value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value):
+        raise _bad(
+            "ucm_connector_config.namespace",
+            value,
+            "letters, digits, '_', '.' or '-'",
+            '"llama-rev2-fp8"',
+        )
+    return value
+
+
+def _is_gc_option(key: str) -> bool:
+    return key.startswith("posix_gc_") or key == "posix_capacity_gb"
+
+
+def _io_for_layout(
+    options: dict[str, Any], name: str, layout: PageLayout
+) -> dict[str, Any]:
+    """Buffered I/O for a pool that direct I/O cannot serve, said once per pool."""
+    direct = options.get("io_direct") or options.get("posix_io_engine") == "aio"
+    if not direct or layout.aligned:
+        return options
+    logger.warning(
+        "pool %s: pages of %d x %d bytes are not aligned to 4096; "
+        "this pool uses buffered psync instead of aio or direct I/O",
+        name,
+        layout.component_count,
+        layout.component_size,
+    )
+    return {**options, "io_direct": False, "posix_io_engine": "psync"}
+
+
+def _local_rank() -> int:
+    """The device of this process; 0 where SGLang's process groups do not exist.
+
+    Their absence is an AssertionError or, from 0.5.22 on, a RuntimeError.
+    """
+    try:
+        from sglang.srt.distributed.parallel_state import get_world_group
+
+        return get_world_group().local_rank
+    except (ImportError, AssertionError, RuntimeError):
+        return 0

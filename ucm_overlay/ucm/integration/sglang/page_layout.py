@@ -1,0 +1,241 @@
+#
+# MIT License
+#
+# Copyright (c) 2026 the UCM HiCache v2 contributors
+#
+#
+# Permission is hereby granted, free of charge, to any person obtaining a copy
+# of this software and associated documentation files (the "Software"), to deal
+# in the Software without restriction, including without limitation the rights
+# to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+# copies of the Software, and to permit persons to whom the Software is
+# furnished to do so, subject to the following conditions:
+#
+# The above copyright notice and this permission notice shall be included in all
+# copies or substantial portions of the Software.
+#
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+# IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+# FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+# AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+# LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+# OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+# SOFTWARE.
+#
+"""What one page of a host pool looks like, found by asking the pool for one page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+_BUFFER_ALIGNMENT = 4096
+
+
+class LayoutError(ValueError):
+    """A pool's pages do not have the layout that a store needs."""
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """The layout fixed at registration.
+
+    tokens: slots of host_indices per page. sizes: bytes of every component, zero ones
+    included, in the pool's order. flattened: pages go through flat staging copies.
+    aligned: size and address of every component are multiples of 4096.
+    """
+
+    tokens: int
+    sizes: tuple[int, ...]
+    flattened: bool = False
+    aligned: bool = False
+
+    @property
+    def component_size(self) -> int:
+        return max(self.sizes)
+
+    @property
+    def component_count(self) -> int:
+        return sum(1 for size in self.sizes if size)
+
+    @property
+    def page_bytes(self) -> int:
+        return self.component_size * self.component_count
+
+
+def resolve_anchor(pool: Any) -> Any:
+    """The anchor's own host pool: up to SGLang 0.5.18 it comes wrapped in a HostPoolGroup."""
+    entry = getattr(pool, "anchor_entry", None)
+    return pool if entry is None else entry.host_pool
+
+
+def is_logical_anchor(pool: Any) -> bool:
+    """Whether the pool keeps slot numbers only (DeepSeek V4's primary KV).
+
+    A pool without a buffer whose page metadata raises is another thing (an allocator-only
+    MLA pool), and is left to the probe to refuse.
+    """
+    if getattr(pool, "kv_buffer", pool) is not None:
+        return False
+    try:
+        return _page_meta(pool, _slots(pool, 1)) is None
+    except Exception:
+        return False
+
+
+def check_meta(pool: Any) -> None:
+    """LayoutError for malformed page metadata; what the pool itself raises is no matter."""
+    try:
+        _page_meta(pool, _slots(pool, 1))
+    except LayoutError:
+        raise
+    except Exception:
+        pass
+
+
+def has_mla_pages(pool: Any) -> bool:
+    """Whether the pool's class is built from MLA or DeepSeek V4 pages."""
+    kinds = {"MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool"}
+    return any(cls.__name__ in kinds for cls in type(pool).__mro__)
+
+
+def probe(pool: Any, name: str, flattened: bool = False) -> PageLayout:
+    """Find the layout of a pool's pages; LayoutError, naming the pool, if it has none."""
+    host_layout = getattr(pool, "layout", "page_first")
+    if host_layout != "page_first":
+        raise LayoutError(
+            f"pool {name!r} has host layout {host_layout!r}; "
+            "start SGLang with --hicache-mem-layout page_first"
+        )
+    if flattened:
+        return _probe_flat(pool, name, cause=None)
+    try:
+        meta = _page_meta(pool, _slots(pool, 1))
+    except LayoutError as e:
+        raise LayoutError(f"pool {name!r}: {e}") from e
+    except Exception as e:
+        return _probe_flat(pool, name, cause=e)
+    if meta is None or not any(meta[1]):
+        raise LayoutError(f"pool {name!r} has no page data to store")
+    pointers, sizes = meta
+    filled = sorted({size for size in sizes if size})
+    if len(filled) > 1:
+        raise LayoutError(
+            f"pool {name!r} has unequal components of {list(sizes)} bytes a page; "
+            "only equal ones can share a store block (asymmetric K and V are not supported)"
+        )
+    if not all(ptr for ptr, size in zip(pointers, sizes, strict=False) if size):
+        raise LayoutError(f"pool {name!r} gives a null pointer for a page component")
+    aligned = filled[0] % _BUFFER_ALIGNMENT == 0 and _addresses_aligned(pool)
+    return PageLayout(pool.page_size, tuple(sizes), False, aligned)
+
+
+def page_pointers(
+    pool: Any, layout: PageLayout, slots: torch.Tensor, pages: int
+) -> np.ndarray:
+    """uint64 addresses [pages, component_count] of the pages that start in slots.
+
+    LayoutError if counts or sizes are no longer those of the registration.
+    """
+    meta = _page_meta(pool, slots)
+    found = np.asarray(meta[1] if meta else [], dtype=np.int64)
+    expected = np.asarray(layout.sizes, dtype=np.int64)
+    if found.size != pages * expected.size or np.any(
+        found.reshape(pages, expected.size) != expected
+    ):
+        raise LayoutError(
+            f"{pages} pages came with component sizes {_brief(found)}, "
+            f"registered were {list(layout.sizes)} a page"
+        )
+    addresses = np.array(meta[0], dtype=np.uint64).reshape(pages, expected.size)
+    addresses = np.ascontiguousarray(addresses[:, expected > 0])
+    if not addresses.all():
+        raise LayoutError("a page component has a null pointer")
+    return addresses
+
+
+def page_slots(
+    layout: PageLayout, host_indices: torch.Tensor | None, pages: int
+) -> torch.Tensor:
+    """The slots of exactly these pages.
+
+    Up to SGLang 0.5.18 host_indices can be longer than its keys need; the head is meant.
+    """
+    wanted = pages * layout.tokens
+    given = 0 if host_indices is None else len(host_indices)
+    if given < wanted:
+        raise LayoutError(
+            f"{pages} pages need {wanted} host indices, {given} were given"
+        )
+    return host_indices[:wanted]
+
+
+def flat_page_dtype(pool: Any) -> torch.dtype:
+    """The dtype in which the pool wants its flat pages back."""
+    return pool.get_dummy_flat_data_page().dtype
+
+
+def _slots(pool: Any, pages: int) -> torch.Tensor:
+    return torch.arange(pages * pool.page_size, dtype=torch.int64)
+
+
+def _page_meta(pool: Any, slots: torch.Tensor) -> tuple[list[int], list[int]] | None:
+    """(pointers, sizes), page-major and flat; None when the pool has no pages."""
+    meta = pool.get_page_buffer_meta(slots)
+    if meta is None:
+        return None
+    if not isinstance(meta, (tuple, list)) or len(meta) != 2:
+        raise LayoutError(f"page metadata is {type(meta).__name__}, not two lists")
+    if meta[0] is None and meta[1] is None:
+        return None
+    pointers, sizes = _flat(meta[0]), _flat(meta[1])
+    if len(pointers) != len(sizes):
+        raise LayoutError(
+            f"page metadata has {len(pointers)} pointers and {len(sizes)} sizes"
+        )
+    return pointers, sizes
+
+
+def _flat(values: Any) -> list[int]:
+    """One list of numbers, whether the pool gives them flat or one list a page."""
+    if not isinstance(values, Sequence):
+        raise LayoutError(f"page metadata holds {type(values).__name__}, not a list")
+    if values and isinstance(values[0], (list, tuple)):
+        return [value for page in values for value in page]
+    return list(values)
+
+
+def _probe_flat(pool: Any, name: str, cause: Exception | None) -> PageLayout:
+    """The layout of a pool whose pages can only be copied whole."""
+    try:
+        dummy = pool.get_dummy_flat_data_page()
+        size = dummy.numel() * dummy.element_size()
+        page = pool.get_data_page(0, flat=True)
+        given = page.numel() * page.element_size()
+    except Exception as e:
+        detail = f"page metadata: {cause!r}, " if cause else ""
+        raise LayoutError(
+            f"pool {name!r} ({type(pool).__name__}) can give no pages: "
+            f"{detail}flat page: {e!r}"
+        ) from e
+    if size == 0 or given != size:
+        raise LayoutError(
+            f"pool {name!r}: a flat page has {given} bytes, the dummy page {size}"
+        )
+    return PageLayout(
+        pool.page_size, (size,), True, aligned=size % _BUFFER_ALIGNMENT == 0
+    )
+
+
+def _addresses_aligned(pool: Any) -> bool:
+    """Whether pages start on 4096-byte borders; two of them show base and stride."""
+    slots = _slots(pool, 2 if getattr(pool, "size", 0) >= 2 * pool.page_size else 1)
+    meta = _page_meta(pool, slots)
+    return all(ptr % _BUFFER_ALIGNMENT == 0 for ptr in meta[0] if ptr)
+
+
+def _brief(sizes: np.ndarray) -> str:
+    shown = ", ".join(str(size) for size in sizes[:8])
+    return f"[{shown}, ...] ({sizes.size})" if sizes.size > 8 else f"[{shown}]"

@@ -1,0 +1,361 @@
+#
+# MIT License
+#
+# Copyright (c) 2026 the UCM HiCache v2 contributors
+#
+#
+# Permission is hereby granted, free of charge, to any person obtaining a copy
+# of this software and associated documentation files (the "Software"), to deal
+# in the Software without restriction, including without limitation the rights
+# to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+# copies of the Software, and to permit persons to whom the Software is
+# furnished to do so, subject to the following conditions:
+#
+# The above copyright notice and this permission notice shall be included in all
+# copies or substantial portions of the Software.
+#
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+# IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+# FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+# AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+# LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+# OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+# SOFTWARE.
+#
+"""One pool's pages in one store: zero-copy, or through flat staging pages.
+
+start_get() and start_set() submit and return at once; the function they return waits and
+gives one bool per key. Submitting all pools before waiting for any keeps the disk busy.
+Nothing here raises: a page that could not be moved is False, and the log says why.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ucm.integration.sglang.hicache_keys import block_ids
+from ucm.integration.sglang.page_layout import (
+    LayoutError,
+    PageLayout,
+    flat_page_dtype,
+    page_pointers,
+    page_slots,
+    probe,
+)
+from ucm.integration.sglang.staging import StagingPages
+from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1
+
+logger = logging.getLogger(__name__)
+
+Finish = Callable[[], list[bool]]
+
+_STAGING_TIMEOUT_S = 30.0
+_LOG_INTERVAL_S = 10.0
+
+
+class PoolStore:
+    """Base of both kinds: lookup, error reports, lifetime."""
+
+    def __init__(
+        self, name: str, pool: Any, layout: PageLayout, suffix: str, store: Any
+    ):
+        self.name = name
+        self.pool = pool
+        self.layout = layout
+        self.store = store
+        self._suffix = suffix
+        self.folders = list(getattr(store, "config", {}).get("storage_backends", []))
+        self._failures = FailureLog(f"{name} in {', '.join(self.folders)}")
+
+    def presence(self, keys: Sequence[str]) -> np.ndarray:
+        """bool [len(keys)]: which pages the store holds whole; all False on an error."""
+        if not keys:
+            return np.zeros(0, dtype=bool)
+        try:
+            found = np.asarray(self.store.lookup(self.ids(keys)), dtype=bool)
+            if found.shape != (len(keys),):
+                raise RuntimeError(f"{len(keys)} keys got {found.size} answers")
+            return found
+        except Exception as e:
+            self._failures.report("lookup", len(keys), len(keys), e)
+            return np.zeros(len(keys), dtype=bool)
+
+    def leading_pages(self, keys: Sequence[str]) -> int:
+        """Pages before the first one that the store lacks; 0 on an error."""
+        try:
+            return self.store.lookup_on_prefix(self.ids(keys)) + 1 if keys else 0
+        except Exception as e:
+            self._failures.report("lookup", len(keys), len(keys), e)
+            return 0
+
+    def ids(self, keys: Sequence[str]) -> list[bytes]:
+        return block_ids(keys, self._suffix)
+
+    def regauge(self, pool: Any) -> None:
+        """Take another pool of the same layout; LayoutError, naming both, for another."""
+        layout = probe(pool, self.name, self.layout.flattened)
+        if (layout.sizes, layout.tokens) != (self.layout.sizes, self.layout.tokens):
+            raise LayoutError(
+                f"pool {self.name!r} is registered with components of "
+                f"{list(self.layout.sizes)} bytes and {self.layout.tokens} tokens a page, "
+                f"now it has {list(layout.sizes)} and {layout.tokens}; "
+                "close() the store first"
+            )
+        self.pool = pool
+
+    def start_get(
+        self, keys: Sequence[str], host_indices: torch.Tensor | None
+    ) -> Finish:
+        return self._start("get", keys, host_indices)
+
+    def start_set(
+        self, keys: Sequence[str], host_indices: torch.Tensor | None
+    ) -> Finish:
+        return self._start("set", keys, host_indices)
+
+    def close(self) -> None:
+        """Close the native store once; no call may be in flight."""
+        store, self.store = self.store, None
+        close = getattr(store, "close", None)
+        if callable(close):
+            close()
+
+    def _start(self, op: str, keys: Sequence[str], host_indices) -> Finish:
+        if not keys:
+            return list
+        try:
+            slots = page_slots(self.layout, host_indices, len(keys))
+            return self._submit(op, keys, slots)
+        except Exception as e:
+            self._failures.report(op, len(keys), len(keys), e)
+            return partial(_all_failed, len(keys))
+
+    def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
+        raise NotImplementedError
+
+    def _transfer(self, op: str, keys: Sequence[str], addresses: Any) -> Any:
+        """Submit one block per key; addresses: [pages, component_count]."""
+        move = self.store.load_data if op == "get" else self.store.dump_data
+        return move(self.ids(keys), [0] * len(keys), addresses)
+
+
+class ZeroCopyPoolStore(PoolStore):
+    """Hands the host pool's own page addresses to the store."""
+
+    def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
+        addresses = page_pointers(self.pool, self.layout, slots, len(keys))
+        task = self._transfer(op, keys, addresses)
+        return partial(self._finish, op, task, len(keys))
+
+    def _finish(self, op: str, task: Any, pages: int) -> list[bool]:
+        try:
+            done = wait_blocks(self.store, task, pages)
+        except Exception as e:
+            self._failures.report(op, pages, pages, e)
+            return _all_failed(pages)
+        if not all(done):
+            self._failures.report(op, done.count(False), pages)
+        return done
+
+
+class AnchorStore(ZeroCopyPoolStore):
+    """The primary KV: the store calls and argument types that v1 always had."""
+
+    def _transfer(self, op: str, keys: Sequence[str], addresses: np.ndarray) -> Any:
+        return super()._transfer(op, keys, addresses.tolist())
+
+
+class FlattenedPoolStore(PoolStore):
+    """Copies each page through a flat staging page: [temporal | conv0 | conv1 ...]."""
+
+    def __init__(
+        self, name: str, pool: Any, layout: PageLayout, suffix: str, store: Any
+    ):
+        super().__init__(name, pool, layout, suffix, store)
+        self._staging = StagingPages(layout.page_bytes)
+        self._dtype = flat_page_dtype(pool)
+
+    def close(self) -> None:
+        super().close()
+        self._staging.close()
+
+    def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
+        firsts = slots[:: self.layout.tokens].tolist()
+        chunk = _Chunk.start(self, op, keys, firsts, timeout_s=0.0)
+        return partial(self._finish, op, keys, firsts, chunk)
+
+    def _finish(
+        self,
+        op: str,
+        keys: Sequence[str],
+        firsts: list[int],
+        chunk: Optional["_Chunk"],
+    ) -> list[bool]:
+        """Wait chunk by chunk; holds no staging page while it waits for more of them."""
+        done: list[bool] = []
+        cause: Exception | None = None
+        while len(done) < len(keys):
+            try:
+                if chunk is None:
+                    rest = slice(len(done), None)
+                    chunk = _Chunk.start(
+                        self, op, keys[rest], firsts[rest], _STAGING_TIMEOUT_S
+                    )
+                done += chunk.finish()
+                cause = cause or chunk.cause
+                chunk = None
+            except Exception as e:
+                cause = cause or e
+                done += _all_failed(len(keys) - len(done))
+        if not all(done):
+            self._failures.report(op, done.count(False), len(keys), cause)
+        return done
+
+
+class _Chunk:
+    """As many pages of one transfer as there was staging for."""
+
+    @classmethod
+    def start(
+        cls,
+        owner: FlattenedPoolStore,
+        op: str,
+        keys: Sequence[str],
+        firsts: list[int],
+        timeout_s: float,
+    ) -> Optional["_Chunk"]:
+        """None when timeout_s is 0 and every staging page is in use."""
+        staging = owner._staging.lease(len(keys), timeout_s)
+        return cls(owner, op, keys, firsts, staging) if staging else None
+
+    def __init__(self, owner, op, keys, firsts, staging):
+        self.cause: Exception | None = None
+        self._owner, self._op, self._staging = owner, op, staging
+        self._firsts = firsts[: len(staging)]
+        self._moved = list(range(len(staging)))
+        self._task = None
+        try:
+            if op == "set":
+                self._moved = [i for i in self._moved if self._copy_in(i)]
+            if self._moved:
+                addresses = np.array(
+                    [[staging[i].data_ptr()] for i in self._moved], dtype=np.uint64
+                )
+                self._task = owner._transfer(
+                    op, [keys[i] for i in self._moved], addresses
+                )
+        except Exception as e:
+            self.cause = e
+
+    def finish(self) -> list[bool]:
+        """One bool per page; staging goes back when no system call can touch it."""
+        done = [False] * len(self._staging)
+        if self._task is None:
+            self._owner._staging.release(self._staging)
+            return done
+        store, task, staging = self._owner.store, self._task, self._owner._staging
+        try:
+            moved = wait_blocks(store, task, len(self._moved))
+        except Exception as e:
+            self.cause = self.cause or e
+            staging.retire(self._staging, partial(transfer_ended, store, task, False))
+            return done
+        for i, ok in zip(self._moved, moved, strict=True):
+            done[i] = ok and (self._op == "set" or self._copy_out(i))
+        if all(moved) or transfer_ended(store, task, True):
+            staging.release(self._staging)
+        else:
+            staging.retire(self._staging, partial(transfer_ended, store, task, True))
+        return done
+
+    def _copy_in(self, i: int) -> bool:
+        try:
+            page = self._owner.pool.get_data_page(self._firsts[i], flat=True)
+            page = page.contiguous().view(torch.uint8).reshape(-1)
+            if page.numel() != self._staging[i].numel():
+                raise LayoutError(
+                    f"a flat page has {page.numel()} bytes, "
+                    f"registered were {self._staging[i].numel()}"
+                )
+            self._staging[i].copy_(page)
+            return True
+        except Exception as e:
+            self.cause = self.cause or e
+            return False
+
+    def _copy_out(self, i: int) -> bool:
+        try:
+            page = self._staging[i].view(self._owner._dtype)
+            self._owner.pool.set_from_flat_data_page(self._firsts[i], page)
+            return True
+        except Exception as e:
+            self.cause = self.cause or e
+            return False
+
+
+class FailureLog:
+    """One line per failed call, at most one per operation and interval."""
+
+    def __init__(self, pool: str):
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._last = {}
+        self._hidden = {}
+
+    def report(
+        self, op: str, failed: int, pages: int, cause: Exception | None = None
+    ) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if now - self._last.get(op, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
+                self._hidden[op] = self._hidden.get(op, 0) + 1
+                return
+            self._last[op] = now
+            hidden = self._hidden.pop(op, 0)
+        reason = (
+            "the store's own log tells each block" if cause is None else repr(cause)
+        )
+        more = f" ({hidden} like this were not logged)" if hidden else ""
+        logger.error(
+            "L3 %s failed for %d of %d pages of pool %s: %s%s",
+            op,
+            failed,
+            pages,
+            self._pool,
+            reason,
+            more,
+        )
+
+
+def wait_blocks(store: Any, task: Any, pages: int) -> list[bool]:
+    """Wait for a transfer; one bool per block. Raises when the transfer as a whole failed."""
+    own = getattr(type(store), "wait_blocks", None)
+    if own is None or own is getattr(UcmKVStoreBaseV1, "wait_blocks", None):
+        store.wait(task)
+        return [True] * pages
+    done = [bool(ok) for ok in store.wait_blocks(task)]
+    if len(done) != pages:
+        raise RuntimeError(f"{pages} blocks got {len(done)} results")
+    return done
+
+
+def transfer_ended(store: Any, task: Any, unknown: bool) -> bool:
+    """Whether a transfer is known to touch no memory any more.
+
+    unknown: the answer for a store that has forgotten the task. Where the wait gave block
+    results, it forgot because the work is done; where the wait raised, it may have given up.
+    """
+    try:
+        return bool(store.check(task))
+    except Exception:
+        return unknown
+
+
+def _all_failed(pages: int) -> list[bool]:
+    return [False] * pages

@@ -1,0 +1,103 @@
+#
+# MIT License
+#
+# Copyright (c) 2026 the UCM HiCache v2 contributors
+#
+#
+# Permission is hereby granted, free of charge, to any person obtaining a copy
+# of this software and associated documentation files (the "Software"), to deal
+# in the Software without restriction, including without limitation the rights
+# to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+# copies of the Software, and to permit persons to whom the Software is
+# furnished to do so, subject to the following conditions:
+#
+# The above copyright notice and this permission notice shall be included in all
+# copies or substantial portions of the Software.
+#
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+# IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+# FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+# AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+# LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+# OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+# SOFTWARE.
+#
+"""Opens the store of one pool: claims its folders, creates it, and undoes both on failure."""
+
+from typing import Any
+
+from ucm.integration.sglang import format_marker, sglang_release
+from ucm.integration.sglang.format_marker import PageFormat
+from ucm.integration.sglang.hicache_config import HicacheConfig
+from ucm.integration.sglang.hicache_keys import KeyScheme
+from ucm.integration.sglang.page_layout import LayoutError, PageLayout, probe
+from ucm.integration.sglang.pool_store import (
+    AnchorStore,
+    FlattenedPoolStore,
+    PoolStore,
+    ZeroCopyPoolStore,
+)
+from ucm.store.factory_v1 import UcmConnectorFactoryV1
+
+KV = "kv"
+MAMBA = "mamba"
+
+
+class StoreFactory:
+    """Makes every store of one deployment. Each call raises ValueError with the reason."""
+
+    def __init__(self, config: HicacheConfig, keys: KeyScheme):
+        self.config = config
+        self.keys = keys
+
+    def open_anchor(self, pool: Any) -> PoolStore:
+        """The primary KV's store: v1 keys, folders and options."""
+        if sglang_release.index_keys_missing_from_pages(pool, sglang_release.release()):
+            raise LayoutError(
+                "pool 'kv': this SGLang keeps DSA index keys outside the pages it stores; "
+                "use SGLang 0.5.11 or later"
+            )
+        layout = probe(pool, KV)
+        options = self.config.anchor_store(layout)
+        suffix = self.keys.anchor_suffix()
+        return self._open(AnchorStore, KV, pool, layout, suffix, options)
+
+    def open_sidecar(self, name: str, pool: Any, replicated: bool) -> PoolStore:
+        """A store of its own, below the namespace that pool name and page size make."""
+        layout = probe(pool, name, flattened=name == MAMBA)
+        options = self.config.sidecar_store(name, layout)
+        suffix = self.keys.sidecar_suffix(name, replicated)
+        return self._open(ZeroCopyPoolStore, name, pool, layout, suffix, options)
+
+    def _open(
+        self,
+        kind: type[PoolStore],
+        name: str,
+        pool: Any,
+        layout: PageLayout,
+        suffix: str,
+        options: dict[str, Any],
+    ) -> PoolStore:
+        """Markers first, so that no block is ever without one."""
+        kind = FlattenedPoolStore if layout.flattened else kind
+        page_format = PageFormat.of(pool, layout, self.keys.model_name)
+        made = format_marker.claim(options["storage_backends"], suffix, page_format)
+        try:
+            return kind(name, pool, layout, suffix, self._create(name, options))
+        except BaseException:
+            format_marker.release(made)
+            raise
+
+    def _create(self, name: str, options: dict[str, Any]) -> Any:
+        """The native store; an error tells the pool, the cause and the threads it wanted."""
+        try:
+            return UcmConnectorFactoryV1.create_connector(
+                self.config.connector_name, options, self.config.module_path
+            )
+        except Exception as e:
+            raise ValueError(
+                f"pool {name!r}: no store at {options['storage_backends']}: {e}. It starts "
+                f"2 x {options.get('posix_data_trans_concurrency', 128)} transfer and "
+                f"{options.get('posix_lookup_concurrency', 16)} lookup threads (options "
+                "posix_data_trans_concurrency, posix_lookup_concurrency)"
+            ) from e
