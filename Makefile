@@ -48,8 +48,15 @@ build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/
 demo: build  ## store DeepSeek V4's six pools, read them back in another process
 	@$(venv) scripts/demo.py
 
-test: build  ## tool tests, store conformance and feature tests on the real store
-	@$(venv) -m pytest $(TESTS)
+test: build build/base/tree  ## tool, store and connector tests, on the real store and real pools
+	@$(venv) -m pytest tests/tools
+	@UCM_BASE_TREE=build/base/tree $(venv) -m pytest tests/store
+	@$(venv) -m pytest tests/hicache
+
+# The unpatched base, built once: what it wrote must still be read, and the other way round.
+build/base/tree: UPSTREAM
+	@$(PYTHON) scripts/build.py --ucm "$$($(PYTHON) scripts/_pin.py)" --out build/base --only native
+	@touch $@
 
 gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for sanitizers
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT) --gtest

@@ -61,7 +61,8 @@ def starting_point(repo: Path, entries: list[Entry], if_needed: bool) -> str | N
             next="make refresh takes the edits into the series",
         )
     if commit_series(repo, base, entries) == marks[1]:
-        print(f"already applied: {marks[1][:12]} in {repo}\nnext: make build")
+        if not if_needed:
+            print(f"already applied: {marks[1][:12]} in {repo}\nnext: make build")
         return None
     if if_needed:
         return base
