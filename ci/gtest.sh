@@ -10,6 +10,7 @@ case $variant in
     *) folder=build/cmake-$variant filter='UCPosix*' ;;
 esac
 scratch=$(mktemp -d)
+chmod 755 "$scratch"  # one test reads as another user
 trap 'rm -rf "$scratch"' EXIT
 program=$PWD/$folder/ucm/store/test/ucmstore.test
 cd "$scratch"

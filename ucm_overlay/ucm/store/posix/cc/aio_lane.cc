@@ -73,8 +73,9 @@ AioLane::Units AioLane::Extract(const std::function<bool(const AioUnit&)>& match
     };
     std::lock_guard<std::mutex> lock{mutex_};
     pool_.Push(parked_);  // what they wait for may go now
-    matched.splice(matched.end(),
-                   pool_.Extract([&](const UnitPtr& unit) { return !unit->file && match(*unit); }));
+    matched.splice(matched.end(), pool_.Extract([&](const UnitPtr& unit) {
+        return unit->fd < 0 && match(*unit);
+    }));
     busy_ -= matched.size();
     take(waiting_);
     Admit();

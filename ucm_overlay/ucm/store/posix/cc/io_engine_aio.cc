@@ -79,15 +79,21 @@ void IoEngineAio::Cancel(TaskPtr task)
 {
     auto& lane = task->type == TransTask::Type::DUMP ? dumps_ : loads_;
     auto dropped = lane.Extract([&](const AioUnit& unit) { return unit.task == task; });
-    for (auto& unit : dropped) { unit->waiter->Done(); }
+    for (auto& unit : dropped) {
+        writers_.Drop(*unit);
+        unit->waiter->Done();
+    }
 }
 
 void IoEngineAio::Work(UnitPtr unit)
 {
     auto s = Status::Timeout();
-    if (!unit->task->GivenUp()) { s = unit->file ? Continue(*unit) : Begin(*unit); }
+    if (!unit->task->GivenUp()) {
+        s = unit->fd < 0 ? Begin(*unit) : Continue(*unit);
+    } else if (!unit->writer) {
+        writers_.Drop(*unit);
+    }
     if (s == Status::Retry()) {
-        unit->file.reset();
         unit->running.reset();
         if (Lane(*unit).Park(unit)) { return; }
     }
@@ -124,7 +130,11 @@ Status IoEngineAio::OpenToLoad(AioUnit& unit)
 
 Status IoEngineAio::OpenToDump(AioUnit& unit)
 {
-    if (!unit.writer) { unit.writer = writers_.Acquire(unit); }
+    if (!unit.writer) {
+        auto writer = writers_.Acquire(unit);
+        if (!writer) { return writer.Error(); }
+        unit.writer = std::move(writer.Value());
+    }
     unit.file.emplace(unit.writer->TempPath());
     auto s = unit.writer->Open(*unit.file);
     if (s.Failure()) { return s; }
@@ -166,20 +176,25 @@ void IoEngineAio::OnIoDone(UnitPtr unit)
 void IoEngineAio::Finish(UnitPtr unit, Status s)
 {
     auto& writer = unit->writer;
+    auto over = unit->fd < 0;
     if (writer) {
+        // By now the pages may hold something else.
+        if (unit->task->GivenUp()) { s = Status::Timeout(); }
         auto last = writer->Seal(*unit->file, unit->shards.size(), std::move(s));
         s = last ? Status::OK() : last.Error();
-        if (last && last.Value() && !unit->task->GivenUp()) { s = writer->Publish(); }
+        const auto whole = last && last.Value();
+        if (whole && !unit->task->GivenUp()) { s = writer->Publish(); }
+        over = over || whole;
     }
     unit->file.reset();
     if (s.Failure()) [[unlikely]] {
-        UC_ERROR("Failed({}) to {} a block.", s, writer ? "dump" : "load");
+        UC_ERROR("Failed({}) to {} a block.", s, unit->Dump() ? "dump" : "load");
     }
     const auto told = unit->task->Finish(unit->rows, s);
     if (writer) {
         // Given up while it was renamed: the caller was told that this block is not there.
         if (!told) { writer->Withdraw(); }
-        writers_.Release(*unit, writer);
+        writers_.Release(*unit, writer, told && s.Success(), over);
     }
     auto& lane = Lane(*unit);
     auto waiter = unit->waiter;

@@ -57,24 +57,59 @@ void BlockWriters::Setup(const SpaceLayout* layout, const BlockWriter::Options& 
     options_ = options;
 }
 
-BlockWriters::WriterPtr BlockWriters::Acquire(const TransUnit& unit)
+Expected<BlockWriters::WriterPtr> BlockWriters::Acquire(const TransUnit& unit)
 {
-    const auto make = [&] {
-        return std::make_shared<BlockWriter>(layout_, unit.Block(), options_);
-    };
-    if (unit.rows.size() == options_.nShard) { return make(); }
+    if (Whole(unit)) { return Make(unit); }
+    const auto& desc = unit.task->desc;
     std::lock_guard<std::mutex> lock{mutex_};
-    auto& writer = partials_[unit.Block()];
-    if (!writer) { writer = make(); }
-    return writer;
+    auto iter = tries_.try_emplace(unit.Block()).first;
+    auto& [writer, seen] = iter->second;
+    const auto again = [&](size_t row) { return seen[desc[row].index]; };
+    if (seen.empty() || (!writer && std::any_of(unit.rows.begin(), unit.rows.end(), again))) {
+        writer = Make(unit);
+        seen.assign(options_.nShard, false);
+    }
+    for (auto row : unit.rows) { seen[desc[row].index] = true; }
+    if (writer) { return WriterPtr{writer}; }
+    Spoil(iter);
+    return Status::Error(
+        fmt::format("{}: another shard failed", layout_->DataFilePath(unit.Block(), false)));
 }
 
-void BlockWriters::Release(const TransUnit& unit, const WriterPtr& writer)
+void BlockWriters::Release(const TransUnit& unit, const WriterPtr& writer, bool ok, bool over)
 {
-    if (unit.rows.size() == options_.nShard || !writer->Over()) { return; }
+    if (Whole(unit) || (ok && !over)) { return; }
     std::lock_guard<std::mutex> lock{mutex_};
-    auto iter = partials_.find(unit.Block());
-    if (iter != partials_.end() && iter->second == writer) { partials_.erase(iter); }
+    auto iter = tries_.find(unit.Block());
+    if (iter == tries_.end() || iter->second.writer != writer) { return; }
+    if (ok) {
+        tries_.erase(iter);
+    } else {
+        Spoil(iter);
+    }
+}
+
+void BlockWriters::Drop(const TransUnit& unit)
+{
+    if (!unit.Dump() || Whole(unit)) { return; }
+    std::lock_guard<std::mutex> lock{mutex_};
+    auto iter = tries_.try_emplace(unit.Block()).first;
+    auto& seen = iter->second.seen;
+    seen.resize(options_.nShard);
+    for (auto row : unit.rows) { seen[unit.task->desc[row].index] = true; }
+    Spoil(iter);
+}
+
+BlockWriters::WriterPtr BlockWriters::Make(const TransUnit& unit) const
+{
+    return std::make_shared<BlockWriter>(layout_, unit.Block(), options_);
+}
+
+void BlockWriters::Spoil(Tries::iterator iter)
+{
+    auto& [writer, seen] = iter->second;
+    writer.reset();
+    if (std::find(seen.begin(), seen.end(), false) == seen.end()) { tries_.erase(iter); }
 }
 
 }  // namespace UC::PosixStore

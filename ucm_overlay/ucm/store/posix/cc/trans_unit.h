@@ -49,19 +49,37 @@ struct TransUnit {
                                       const std::shared_ptr<Latch>& waiter, size_t nShard);
 };
 
-/** The writers of blocks whose shards come in several units. */
+/**
+ * @brief The writers of blocks whose shards come in several units.
+ *
+ * A shard that is lost spoils the try: its other shards fail as well. A new try begins when a
+ * shard comes again, or when all have come.
+ */
 class BlockWriters {
 public:
     using WriterPtr = std::shared_ptr<BlockWriter>;
 
     void Setup(const SpaceLayout* layout, const BlockWriter::Options& options);
-    WriterPtr Acquire(const TransUnit& unit);
-    void Release(const TransUnit& unit, const WriterPtr& writer);
+    Expected<WriterPtr> Acquire(const TransUnit& unit);
+    /** `ok`: the unit's shards are written; `over`: no other shard of the block is needed. */
+    void Release(const TransUnit& unit, const WriterPtr& writer, bool ok, bool over);
+    /** The unit is not going to be dumped. */
+    void Drop(const TransUnit& unit);
 
 private:
+    struct Try {
+        WriterPtr writer;  // none once a shard was lost
+        std::vector<bool> seen;
+    };
+    using Tries = std::unordered_map<Detail::BlockId, Try, Detail::BlockIdHasher>;
+
+    bool Whole(const TransUnit& unit) const { return unit.rows.size() == options_.nShard; }
+    WriterPtr Make(const TransUnit& unit) const;
+    void Spoil(Tries::iterator iter);
+
     const SpaceLayout* layout_{nullptr};
     BlockWriter::Options options_{};
-    std::unordered_map<Detail::BlockId, WriterPtr, Detail::BlockIdHasher> partials_;
+    Tries tries_;
     std::mutex mutex_;
 };
 

@@ -467,7 +467,11 @@ TEST_F(UCPosixAioTest, FewFileDescriptors)
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
     const auto dumped = Dump(*store, blocks, from);
     const auto loaded = Load(*store, blocks, to);
+    few.rlim_cur = next;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    const auto none = Dump(*store, MakeBlocks(100), from);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    ASSERT_NE(none.ToString().find("EMFILE"), std::string::npos);
     ASSERT_EQ(dumped, UC::Status::OK());
     ASSERT_EQ(loaded, UC::Status::OK());
     ASSERT_EQ(to.Bytes(), from.Bytes());
