@@ -50,7 +50,7 @@ demo: build  ## store DeepSeek V4's six pools, read them back in another process
 
 test: build build/base/tree  ## tool, store and connector tests, on the real store and real pools
 	@$(venv) -m pytest tests/tools
-	@UCM_BASE_TREE=build/base/tree $(venv) -m pytest tests/store
+	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
 
 # The unpatched base, built once: what it wrote must still be read, and the other way round.

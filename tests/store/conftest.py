@@ -1,7 +1,7 @@
 """Every test runs in a process of its own, on the tree that UCM_TREE names.
 
 UCM_TREE           built tree under test (default build/tree)
-UCM_BASE_TREE      built tree of the unpatched base, for test_compat.py (default build/base-tree)
+UCM_BASE_TREE      built tree of the unpatched base, for test_compat.py (default build/base/tree)
 --conformance=FILE write each test's outcome as JSON; table.py makes the table from two of these
 """
 
@@ -237,7 +237,7 @@ def faults() -> faults_module.Faults:
 
 @pytest.fixture
 def base_tree() -> Path:
-    path = Path(os.environ.get("UCM_BASE_TREE", REPO / "build" / "base-tree"))
+    path = Path(os.environ.get("UCM_BASE_TREE", REPO / "build/base/tree")).resolve()
     if not (path / "ucm").is_dir():
-        pytest.skip("set UCM_BASE_TREE to a built tree of the unpatched base")
+        pytest.skip("no built base: run make build/base/tree; make test does")
     return path
