@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-TREE = Path(
-    os.environ.get("UCM_TREE", HERE.parents[1] / "build" / "tree")
-).resolve()
+TREE = Path(os.environ.get("UCM_TREE", HERE.parents[1] / "build" / "tree")).resolve()
 sys.path[:0] = [str(HERE), str(TREE)]
 os.environ.setdefault("UC_LOGGER_LEVEL", "off")
 

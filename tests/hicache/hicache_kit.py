@@ -60,7 +60,6 @@ from sglang.srt.mem_cache.pool_host.mla import (  # noqa: E402
     MLATokenToKVPoolHost,
 )
 from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost  # noqa: E402
-
 from ucm.integration.sglang.unifiedcache_store import UnifiedCacheStore  # noqa: E402
 from ucm.store.pipeline.connector import UcmPipelineStore  # noqa: E402
 
@@ -98,7 +97,12 @@ def mha_info(layers=LAYERS, heads=2, k_dim=8, v_dim=8, dtype=torch.bfloat16, pag
 
 
 def mha(
-    cls=MHATokenToKVPoolHost, layout="page_first", page=PAGE, pages=PAGES, draft=(), **kw
+    cls=MHATokenToKVPoolHost,
+    layout="page_first",
+    page=PAGE,
+    pages=PAGES,
+    draft=(),
+    **kw,
 ):
     info = mha_info(page=page, **kw)
     return cls(
@@ -175,7 +179,9 @@ def state(name, layers=LAYERS, ring=2, width=8, page=PAGE, pages=PAGES):
     )
 
 
-def mamba(temporal=(2, 3, 5), convs=((6, 3), (4, 3)), side_states=(), layers=2, pages=PAGES):
+def mamba(
+    temporal=(2, 3, 5), convs=((6, 3), (4, 3)), side_states=(), layers=2, pages=PAGES
+):
     """Recurrent state: one slot a page, components of unequal size."""
     info = MambaStateBufferInfo(
         temporal=torch.zeros((layers, pages + 1, *temporal), dtype=torch.float32),
@@ -260,7 +266,9 @@ def dsa_indexer():
             torch.zeros((16, PAGE * 132), dtype=torch.uint8) for _ in range(3)
         ],
     )
-    return DSAIndexerPoolHost(make_dsa_indexer_pool_decl(device), mla(), pin_memory=False)
+    return DSAIndexerPoolHost(
+        make_dsa_indexer_pool_decl(device), mla(), pin_memory=False
+    )
 
 
 def qsa_indexer():
@@ -394,7 +402,10 @@ def slots(pool, pages):
 
 def keys(count, tag=""):
     """Page hashes as SGLang makes them: 64 hex digits."""
-    return [f"{tag}{i:064x}"[-64:] if not tag else f"{tag}-{i:063x}" for i in range(1, count + 1)]
+    return [
+        f"{tag}{i:064x}"[-64:] if not tag else f"{tag}-{i:063x}"
+        for i in range(1, count + 1)
+    ]
 
 
 def transfer(name, pool, keys, pages, **kw):
@@ -422,6 +433,7 @@ class FaultStore(UcmPipelineStore):
     def __init__(self, config):
         self._meet("create")
         super().__init__(config)
+        self._meet("created")
 
     def _meet(self, call):
         fault = self.faults.get(call)

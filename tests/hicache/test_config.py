@@ -2,8 +2,9 @@
 
 import copy
 
-import hicache_kit as kit
 import pytest
+
+import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4
@@ -138,7 +139,9 @@ def test_unaligned_pools_fall_back_to_buffered_io(site, messages, wish):
     """Each such pool says so once and works; an aligned one keeps what was asked for."""
     if not kit.engine_works(site, wish):
         pytest.skip("this store refuses aio")
-    small, large = kit.paged("small"), kit.aligned(kit.paged("large", layers=1, row=4096))
+    small, large = kit.paged("small"), kit.aligned(
+        kit.paged("large", layers=1, row=4096)
+    )
     store = site.attach(kit.logical(), {SWA: small, C4: large}, **wish)
     assert wish.items() <= options_of(store, C4).items()
     options = options_of(store, SWA)
@@ -162,7 +165,12 @@ def test_a_store_that_cannot_start(site):
     FaultStore.faults["create"] = fail
     with pytest.raises(ValueError) as refusal:
         store.register_mem_host_pool_v2(kit.mha(), SWA)
-    for word in ("'swa'", "Resource temporarily", "2 x 8", "posix_data_trans_concurrency"):
+    for word in (
+        "'swa'",
+        "Resource temporarily",
+        "2 x 8",
+        "posix_data_trans_concurrency",
+    ):
         assert word in str(refusal.value)
     assert (site.everything(), kit.threads()) == before
     FaultStore.faults.clear()

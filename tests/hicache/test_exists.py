@@ -3,15 +3,15 @@
 import itertools
 from types import SimpleNamespace
 
-import hicache_kit as kit
 import numpy as np
 import pytest
-from hicache_kit import PoolHitPolicy, PoolName
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from ucm.integration.sglang import hit_policy
 from ucm.integration.sglang.sglang_release import hit_result
+
+import hicache_kit as kit
+from hicache_kit import PoolHitPolicy, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 MAX_PAGES = 6
@@ -199,7 +199,13 @@ def test_logical_v1_exists_asks_the_pools_that_follow_kv(site):
         store.register_mem_host_pool_v2(pool, name)
     kit.put(store, C4, pools[C4], names[:3], range(3))
     assert store.batch_exists(names) == 0
-    kit.put(store, PoolName.DEEPSEEK_V4_C128, pools[PoolName.DEEPSEEK_V4_C128], names, range(4))
+    kit.put(
+        store,
+        PoolName.DEEPSEEK_V4_C128,
+        pools[PoolName.DEEPSEEK_V4_C128],
+        names,
+        range(4),
+    )
     assert store.batch_exists(names) == 3 and store.exists(names[2])
     assert not store.exists(names[3])
     # A transfer that names its source counts more than what the pool is called.

@@ -1,7 +1,8 @@
 """Field cases B01 to B11 and B58: which prefix counts as a hit."""
 
-import hicache_kit as kit
 import pytest
+
+import hicache_kit as kit
 from hicache_kit import PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -35,7 +36,12 @@ def hit_of(site):
 
 
 def swa(presence, window=1):
-    return SWA, kit.paged("swa", pages=256), presence, kit.query(SWA, kit.TRAILING, window)
+    return (
+        SWA,
+        kit.paged("swa", pages=256),
+        presence,
+        kit.query(SWA, kit.TRAILING, window),
+    )
 
 
 def mamba(presence):
@@ -51,7 +57,9 @@ def mamba(presence):
         ("101", "110", 1, [1], (3, 2)),
     ],
 )
-def test_b01_trailing_pools_meet_or_miss(hit_of, order, swa_pages, mamba_pages, hit, ends, own):
+def test_b01_trailing_pools_meet_or_miss(
+    hit_of, order, swa_pages, mamba_pages, hit, ends, own
+):
     found = hit_of("111", *[swa(swa_pages), mamba(mamba_pages)][::order])
     assert found == (hit, ends, {"kv": 3, SWA: own[0], MAMBA: own[1]})
 

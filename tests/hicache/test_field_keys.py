@@ -1,8 +1,9 @@
 """Field cases B13 to B36: keys, namespaces, layouts and the logical anchor."""
 
-import hicache_kit as kit
 import pytest
 import torch
+
+import hicache_kit as kit
 from hicache_kit import PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -46,10 +47,14 @@ def test_b15_any_model_name_works(site, model):
 
 
 RANKS = {
-    "b16 pp": [{"pp_rank": r, "pp_size": 2, "tp": (t, 2)} for r in (0, 1) for t in (0, 1)],
+    "b16 pp": [
+        {"pp_rank": r, "pp_size": 2, "tp": (t, 2)} for r in (0, 1) for t in (0, 1)
+    ],
     "b16 pp and mla": [{"pp_rank": r, "pp_size": 2, "mla": True} for r in (0, 1)],
     "b17 cp": [{"attn_cp_rank": r, "attn_cp_size": 2} for r in (0, 1)],
-    "b17 cp and mla": [{"attn_cp_rank": r, "attn_cp_size": 2, "mla": True} for r in (0, 1)],
+    "b17 cp and mla": [
+        {"attn_cp_rank": r, "attn_cp_size": 2, "mla": True} for r in (0, 1)
+    ],
     "b18 tp": [{"tp": (0, 2)}, {"tp": (1, 2)}, {"tp": (0, 1)}],
 }
 
@@ -110,7 +115,9 @@ def test_b21_names_as_text_and_as_enumeration(site):
     kit.put(store, SWA, pool, names, [0])
     store.register_mem_host_pool_v2(pool, "swa")
     assert len(site.files()) == 1
-    assert [p.name for p in site.files()[0].parents[1].parent.iterdir()] == ["swa_192x1"]
+    assert [p.name for p in site.files()[0].parents[1].parent.iterdir()] == [
+        "swa_192x1"
+    ]
     assert store.batch_exists_v2(names, [kit.query("swa")]).kv_hit_pages == 1
 
 
@@ -236,7 +243,9 @@ def test_b30_only_page_calls_are_used(site, monkeypatch):
         kit.Pages, "get_page_buffer_meta", lambda self, i: ([0] * 2, [192] * 2)
     )
     for move in (store.batch_get_v2, store.batch_set_v2):
-        assert move([kit.transfer(INDEXER, pool, names, [0, 1])]) == {INDEXER: [False] * 2}
+        assert move([kit.transfer(INDEXER, pool, names, [0, 1])]) == {
+            INDEXER: [False] * 2
+        }
 
 
 def test_b31_unaligned_pools_do_buffered_io(site, messages):
@@ -258,7 +267,11 @@ def test_b31_unaligned_pools_do_buffered_io(site, messages):
 def test_b34_active_pools_are_named(site, messages):
     pools = {INDEXER: kit.paged("indexer"), MAMBA: kit.mamba()}
     site.attach(kit.mla(), pools, mla=True).on_host_pools_registered()
-    for text in ("indexer: pages of 1 x 192", "mamba: pages of 1 x 360", "indexer_192x1"):
+    for text in (
+        "indexer: pages of 1 x 192",
+        "mamba: pages of 1 x 360",
+        "indexer_192x1",
+    ):
         assert text in messages()
     assert "L3 sidecar pools: ['indexer', 'mamba']" in messages()
 

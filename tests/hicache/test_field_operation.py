@@ -4,15 +4,14 @@ import os
 import resource
 import subprocess
 import sys
-import textwrap
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import hicache_kit as kit
 import numpy as np
 import pytest
 import torch
+
+import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -37,7 +36,9 @@ def test_b37_no_exception_leaves_the_backend(site, call):
     hit = store.batch_exists_v2(names, [kit.query(SWA)])
     assert put == {SWA: [call in ("load", "lookup")] * 2}
     assert got == {SWA: [call == "lookup"] * 2}
-    if call != "wait":  # Nobody waited for the pages then: they may be there or not yet.
+    if (
+        call != "wait"
+    ):  # Nobody waited for the pages then: they may be there or not yet.
         found = [] if call in ("lookup", "dump") else [1, 2]
         assert hit.restorable_prefix_pages == found
     FaultStore.faults.clear()
@@ -61,7 +62,9 @@ def test_b39_a_damaged_file_is_a_miss_of_its_page(site, damage):
     if damage == "folder":
         path.mkdir()
     elif damage != "gone":
-        path.write_bytes({"empty": b"", "half": content[:96], "longer": content * 2}[damage])
+        path.write_bytes(
+            {"empty": b"", "half": content[:96], "longer": content * 2}[damage]
+        )
     load = kit.transfer(SWA, pool, names, range(3))
     assert store.batch_get_v2([load]) == {SWA: [True, False, True]}
     assert store.batch_exists_v2(names, [kit.query(SWA)]).restorable_prefix_pages == [1]
@@ -160,7 +163,9 @@ def test_b45_a_late_write_into_staging_reaches_no_page(site, monkeypatch):
     assert held in {page.data_ptr() for page in staging.lease(staging.limit)}
 
 
-def test_b45_staging_that_never_comes_free_fails_pages_not_the_engine(site, monkeypatch):
+def test_b45_staging_that_never_comes_free_fails_pages_not_the_engine(
+    site, monkeypatch
+):
     """Retired pages are bounded; then transfers fail after a wait, and recover."""
     from ucm.integration.sglang import pool_store
 

@@ -4,10 +4,7 @@ import hashlib
 import subprocess
 import sys
 
-import hicache_kit as kit
 import pytest
-from hicache_kit import PoolName
-
 from ucm.integration.sglang.hicache_keys import (
     KeyScheme,
     block_ids,
@@ -15,6 +12,8 @@ from ucm.integration.sglang.hicache_keys import (
     is_replicated_pool,
     pool_name,
 )
+
+from hicache_kit import PoolName
 
 
 def scheme(mla=False, tp=(0, 1), pp=(0, 1), cp=(0, 1), model="org/model"):
@@ -32,7 +31,11 @@ V1 = {
 }
 V2 = {
     "_org-model_0_1__v2_tp_0_1__pool_swa__component_0": (scheme(), "swa", False),
-    "_org-model_1_2__v2_tp_1_2__pool_swa__component_0": (scheme(tp=(1, 2)), "swa", False),
+    "_org-model_1_2__v2_tp_1_2__pool_swa__component_0": (
+        scheme(tp=(1, 2)),
+        "swa",
+        False,
+    ),
     "_org-model__v2_tp_0_2__pool_swa__component_0": (
         scheme(mla=True, tp=(1, 2)),
         "swa",
@@ -119,7 +122,12 @@ def test_every_pool_name_of_this_release_is_decided():
 
 
 def test_whose_slots_a_pool_uses():
-    names = ["indexer", "deepseek_v4_c4", "deepseek_v4_c128", "deepseek_v4_c4_indexer_scale"]
+    names = [
+        "indexer",
+        "deepseek_v4_c4",
+        "deepseek_v4_c128",
+        "deepseek_v4_c4_indexer_scale",
+    ]
     assert {index_source(n) for n in names} == {"kv"}
     names = ["deepseek_v4_c4_state", "deepseek_v4_c4_indexer_state", "draft_swa"]
     assert {index_source(n) for n in names} == {"swa"}
@@ -151,5 +159,7 @@ def test_storage_config_fields(site):
         mla=True, tp=(1, 4), pp_rank=1, pp_size=2, attn_cp_rank=3, attn_cp_size=4
     )
     assert KeyScheme.from_storage_config(config) == scheme(True, (1, 4), (1, 2), (3, 4))
-    old = type("Config", (), dict(model_name=None, is_mla_model=False, tp_rank=0, tp_size=1))
+    old = type(
+        "Config", (), dict(model_name=None, is_mla_model=False, tp_rank=0, tp_size=1)
+    )
     assert KeyScheme.from_storage_config(old) == scheme(model="")

@@ -1,11 +1,11 @@
 """Failed sidecar reads on releases that do not look at them: mitigations a, b and c."""
 
-import hicache_kit as kit
 import pytest
 import torch
-from hicache_kit import PoolName
-
 from ucm.integration.sglang import ucm_connector
+
+import hicache_kit as kit
+from hicache_kit import PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 STATE, INDEXER = PoolName.DEEPSEEK_V4_C4_STATE, PoolName.INDEXER
@@ -63,7 +63,9 @@ def test_a_another_page_size_fails_the_pages(attach):
 @pytest.mark.parametrize("era", ERAS)
 def test_b_a_failed_follower_of_swa_fails_the_swa_page(attach, era):
     pools = {SWA: kit.paged("swa"), STATE: kit.state("state"), MAMBA: kit.mamba()}
-    store, names = attach(ERAS[era], kit.logical(), pools, lost={(STATE, 1), (MAMBA, 0)})
+    store, names = attach(
+        ERAS[era], kit.logical(), pools, lost={(STATE, 1), (MAMBA, 0)}
+    )
     found = store.batch_get_v2(
         [kit.transfer(n, p, names, range(3, 6)) for n, p in pools.items()]
     )

@@ -4,8 +4,9 @@ import gc
 import threading
 import time
 
-import hicache_kit as kit
 import pytest
+
+import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -23,7 +24,9 @@ def test_attach_and_detach_leave_no_thread_and_no_descriptor(site):
         kit.put_kv(store, anchor, names, [0, 1])
         for name, pool in sidecars.items():
             kit.put(store, name, pool, names, [0, 1])
-        store.batch_get_v2([kit.transfer(n, p, names, [2, 3]) for n, p in sidecars.items()])
+        store.batch_get_v2(
+            [kit.transfer(n, p, names, [2, 3]) for n, p in sidecars.items()]
+        )
         store.close()
         store.close()
         counts.append((kit.threads(), kit.descriptors()))
@@ -47,14 +50,22 @@ def test_calls_after_close_answer_misses(site):
         assert store.get_stats() is None
 
 
-def test_every_store_is_closed_once(site, monkeypatch):
+@pytest.mark.parametrize("error", [None, RuntimeError("injected")])
+def test_every_store_is_closed_once(site, monkeypatch, messages, error):
     """A store class that has a close of its own gets the call; primary and all sidecars."""
     closed = []
-    monkeypatch.setattr(FaultStore, "close", lambda self: closed.append(self), raising=False)
+
+    def close(self):
+        closed.append(self)
+        if error:
+            raise error
+
+    monkeypatch.setattr(FaultStore, "close", close, raising=False)
     store = site.attach(kit.mha(), pools())
     store.close()
     store.close()
     assert len(closed) == len({id(s) for s in closed}) == 4
+    assert messages().count("injected") == (4 if error else 0)
 
 
 def test_close_waits_for_calls_in_flight(site):

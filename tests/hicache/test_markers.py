@@ -2,9 +2,10 @@
 
 import json
 
-import hicache_kit as kit
 import pytest
 import torch
+
+import hicache_kit as kit
 from hicache_kit import PoolName
 
 SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4
@@ -120,11 +121,24 @@ def test_a_damaged_marker_is_refused(site):
         site.attach(kit.mha())
 
 
-def test_a_refusal_on_the_second_backend_leaves_the_first_clean(site):
-    (site.backends[1] / "sglang_v2").write_text("in the way")
-    store = site.attach(kit.logical(), backends=2)
+@pytest.mark.parametrize("fault", ["in the way", "full"])
+def test_a_refusal_on_the_second_backend_leaves_the_first_clean(
+    site, monkeypatch, fault
+):
+    from ucm.integration.sglang import format_marker
+
+    store, mkdir = site.attach(kit.logical(), backends=2), format_marker.os.mkdir
+    if fault == "in the way":
+        (site.backends[1] / "sglang_v2").write_text("")
+
+    def full(path, *args):
+        if path.startswith(str(site.backends[1] / "sglang_v2" / "swa")):
+            raise OSError(28, "No space left on device", path)
+        mkdir(path, *args)
+
     before = site.everything()
-    with pytest.raises((ValueError, OSError)):
+    monkeypatch.setattr(format_marker.os, "mkdir", full)
+    with pytest.raises(ValueError, match="storage_backends: .*sglang_v2"):
         store.register_mem_host_pool_v2(kit.mha(), SWA)
     assert site.everything() == before
 
@@ -156,8 +170,51 @@ def test_namespace(site):
     store = attach(namespace="rev1")
     kit.put_kv(store, anchor, names, [0, 1])
     kit.put(store, SWA, swa, names, [0, 1])
-    assert {p.relative_to(site.backends[0]).parts[0] for p in site.files()} == {"ns-rev1"}
+    assert {p.relative_to(site.backends[0]).parts[0] for p in site.files()} == {
+        "ns-rev1"
+    }
     for other in ({}, {"namespace": ""}, {"namespace": "rev2"}):
         store = attach(**other)
         assert store.batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 0
-    assert attach(namespace="rev1").batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 2
+    assert (
+        attach(namespace="rev1").batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages
+        == 2
+    )
+
+
+def test_a_store_that_fails_late_leaves_its_folders_to_others_only(site):
+    """Folders made for it go; a root or namespace that was there before keeps its own."""
+
+    def fail(_):
+        raise RuntimeError("injected")
+
+    store = site.attach(kit.mha(), {SWA: kit.paged("swa")}, backends=2)
+    before = site.everything()
+    kit.FaultStore.faults["created"] = fail
+    with pytest.raises(ValueError, match="injected"):
+        store.register_mem_host_pool_v2(kit.paged("c4"), C4)
+    assert site.everything() == before
+    for backends in (1, 2):
+        with pytest.raises(ValueError, match="injected"):
+            site.attach(kit.mha(), namespace="new", backends=backends)
+        with pytest.raises(ValueError, match="injected"):
+            site.attach(kit.mha(), model="other", backends=backends)
+    assert site.everything() == before
+
+
+def test_markers_without_hard_links_and_without_writing(site, monkeypatch, messages):
+    """A file system that lacks links gets its markers; a read-only one is served unmarked."""
+    from ucm.integration.sglang import format_marker
+
+    def no_links(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(format_marker.os, "link", no_links)
+    site.attach(kit.mha()).close()
+    assert len(list((site.backends[0] / ".layout").iterdir())) == 1
+    monkeypatch.setattr(format_marker.os, "access", lambda *_: False)
+    site.attach(kit.mha()).close()
+    assert "read-only" not in messages()
+    site.attach(kit.mha(), model="other").close()
+    assert "read-only" in messages()
+    assert len(list((site.backends[0] / ".layout").iterdir())) == 1

@@ -1,8 +1,9 @@
 """Every host pool class of SGLang that can be built on a CPU: stored, read back, or refused."""
 
-import hicache_kit as kit
 import pytest
 import torch
+
+import hicache_kit as kit
 from hicache_kit import PoolName
 
 SIDECARS = {
@@ -13,7 +14,11 @@ SIDECARS = {
         "swa_512x2",
     ),
     "mla": (PoolName.DRAFT, kit.mla, "draft_480x1"),
-    "v4 paged": (PoolName.DEEPSEEK_V4_C4, lambda: kit.paged("c4"), "deepseek_v4_c4_192x1"),
+    "v4 paged": (
+        PoolName.DEEPSEEK_V4_C4,
+        lambda: kit.paged("c4"),
+        "deepseek_v4_c4_192x1",
+    ),
     "v4 state": (
         PoolName.DEEPSEEK_V4_C4_STATE,
         lambda: kit.state("c4_state"),
@@ -40,7 +45,11 @@ SIDECARS = {
         "nvfp4_64x1",
     ),
     "nvfp4 index": (PoolName.INDEXER, kit.nvfp4_index, "indexer_64x1"),
-    "unknown name": ("brand_new_pool", lambda: kit.paged("new"), "brand_new_pool_192x1"),
+    "unknown name": (
+        "brand_new_pool",
+        lambda: kit.paged("new"),
+        "brand_new_pool_192x1",
+    ),
 }
 
 
@@ -64,7 +73,11 @@ def test_sidecar_round_trip(site, name, make, namespace):
 
 REFUSED = {
     "asymmetric K and V": (PoolName.SWA, kit.asymmetric_mha, ["swa", "576", "384"]),
-    "nvfp4 main, 3 layers": ("nvfp4", lambda: kit.nvfp4_main(3), ["nvfp4", "128", "64"]),
+    "nvfp4 main, 3 layers": (
+        "nvfp4",
+        lambda: kit.nvfp4_main(3),
+        ["nvfp4", "128", "64"],
+    ),
     "mxfp8": (PoolName.DRAFT, kit.mxfp8, ["draft", "MHATokenToKVPoolMXFP8Host"]),
     "page_unified": (PoolName.SWA, kit.page_unified, ["swa", "page_unified"]),
     "page_first_direct": (
@@ -77,9 +90,17 @@ REFUSED = {
         lambda: kit.paged("c4", layout="layer_first"),
         ["deepseek_v4_c4", "layer_first"],
     ),
-    "page_head": (PoolName.SWA, lambda: kit.mha(layout="page_head"), ["swa", "page_head"]),
+    "page_head": (
+        PoolName.SWA,
+        lambda: kit.mha(layout="page_head"),
+        ["swa", "page_head"],
+    ),
     "logical pool as a sidecar": (PoolName.SWA, kit.logical, ["swa"]),
-    "MLA without a buffer": (PoolName.DRAFT, kit.mla_dummy, ["draft", "MLATokenToKVPoolHost"]),
+    "MLA without a buffer": (
+        PoolName.DRAFT,
+        kit.mla_dummy,
+        ["draft", "MLATokenToKVPoolHost"],
+    ),
     "null pointer": (PoolName.SWA, lambda: kit.Meta(([0], [64])), ["swa", "null"]),
     "malformed meta": (PoolName.SWA, lambda: kit.Meta(([1], [])), ["swa", "1", "0"]),
     "no meta and no flat page": (PoolName.SWA, lambda: kit.Meta(None), ["swa"]),
@@ -178,7 +199,9 @@ def test_deepseek_v4_flash(site):
     store = site.attach(kit.logical(page=256, pages=4), pools, mla=True)
     names = kit.keys(2)
     data = {name: kit.fill(pool, [0, 1]) for name, pool in pools.items()}
-    transfers = [kit.transfer(name, pool, names, [0, 1]) for name, pool in pools.items()]
+    transfers = [
+        kit.transfer(name, pool, names, [0, 1]) for name, pool in pools.items()
+    ]
     assert store.batch_set_v2(transfers) == dict.fromkeys(pools, [True, True])
     folders = {p.name for p in (site.backends[0] / "sglang_v2").iterdir()}
     assert folders == {namespace for namespace, _, _ in V4_FLASH.values()}
@@ -216,7 +239,9 @@ def test_engines_and_backends(site, engine, backends):
         PoolName.INDEXER: kit.paged("indexer"),
         PoolName.MAMBA: kit.mamba(),
     }
-    store, names = site.attach(kit.logical(), pools, backends=backends, **ENGINES[engine]), kit.keys(4)
+    store, names = site.attach(
+        kit.logical(), pools, backends=backends, **ENGINES[engine]
+    ), kit.keys(4)
     data = {name: kit.fill(pool, range(4)) for name, pool in pools.items()}
     moved = [kit.transfer(n, p, names, range(4)) for n, p in pools.items()]
     assert store.batch_set_v2(moved) == dict.fromkeys(pools, [True] * 4)

@@ -2,9 +2,10 @@
 
 import threading
 
-import hicache_kit as kit
 import pytest
 import torch
+
+import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -161,7 +162,10 @@ def test_extra_info_is_optional_everywhere(attached):
     assert store.batch_exists(names, info) == 4
     assert store.batch_get_v1(names, kit.slots(anchor, range(4)), info) == [True] * 4
     assert store.batch_exists_v2(names, [kit.query(SWA)], info).kv_hit_pages == 4
-    assert store.batch_get_v2(all_transfers(pools, names, range(4)), info)[SWA] == [True] * 4
+    assert (
+        store.batch_get_v2(all_transfers(pools, names, range(4)), info)[SWA]
+        == [True] * 4
+    )
 
 
 def test_failures_are_told_once(attached, messages):

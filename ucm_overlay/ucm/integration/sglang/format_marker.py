@@ -31,6 +31,7 @@ tell them apart. The marker does: <folder>/.layout/<key suffix and sizes, hashed
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import uuid
 from dataclasses import asdict, dataclass
@@ -38,6 +39,8 @@ from typing import Any
 
 from ucm.integration.sglang.page_layout import PageLayout
 from ucm.integration.sglang.sglang_release import fp8_element_type
+
+logger = logging.getLogger(__name__)
 
 MARKER_FOLDER = ".layout"
 
@@ -91,6 +94,11 @@ def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]
     try:
         missing = [path for path in paths if not _check(path, content)]
         for path in missing:
+            if _is_read_only(os.path.dirname(os.path.dirname(path))):
+                logger.warning(
+                    "no page format marker %s: its folder is read-only", path
+                )
+                continue
             _make_folders(os.path.dirname(path), made)
             if _write(path, content):
                 made.append(path)
@@ -108,19 +116,18 @@ def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]
 
 
 def release(made: list[str]) -> None:
-    """Remove what claim() made and an empty store below it.
+    """Remove what claim() made, and the empty folders that a store made in a new one.
 
-    Stops where somebody else has put anything in: a folder that is in use is left alone.
+    A folder that holds anything else is in use by somebody and stays.
     """
     for path in reversed(made):
-        try:
+        with contextlib.suppress(OSError):
             if path.endswith(".json"):
                 os.unlink(path)
-            else:
+                continue
+            if os.path.join(path, MARKER_FOLDER) in made:
                 _remove_empty_children(path)
-                os.rmdir(path)
-        except OSError:
-            return
+            os.rmdir(path)
 
 
 def _remove_empty_children(folder: str) -> None:
@@ -150,6 +157,11 @@ def _check(path: str, content: dict[str, Any]) -> bool:
     )
 
 
+def _is_read_only(folder: str) -> bool:
+    """Whether the folder is there but takes no files: it can serve reads, unmarked."""
+    return os.path.isdir(folder) and not os.access(folder, os.W_OK)
+
+
 def _make_folders(folder: str, made: list[str]) -> None:
     """makedirs that appends the new folders to made, outermost first."""
     new = []
@@ -168,10 +180,14 @@ def _write(path: str, content: dict[str, Any]) -> bool:
     try:
         with open(temporary, "x", encoding="utf-8") as f:
             json.dump(content, f, indent=1, sort_keys=True)
-        os.link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:
+            # A file system without hard links; the worst case is the same marker twice.
+            os.rename(temporary, path)
         return True
-    except FileExistsError:
-        return False
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)

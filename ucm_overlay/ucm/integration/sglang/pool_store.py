@@ -124,7 +124,10 @@ class PoolStore:
         store, self.store = self.store, None
         close = getattr(store, "close", None)
         if callable(close):
-            close()
+            try:
+                close()
+            except Exception as e:
+                logger.error("pool %s: closing its store failed: %r", self.name, e)
 
     def _start(self, op: str, keys: Sequence[str], host_indices) -> Finish:
         if not keys:

@@ -105,7 +105,9 @@ TEST_F(UCPosixResultTest, ALateTaskSaysHowMuchIsMissing)
         if (call.op == Op::WRITE && ++writes == 2) { IoFault::SleepMs(300); }
         return 0;
     }};
-    const auto s = Dump(*store, blocks, from);
+    const auto task = store->Dump(MakeDesc(blocks, from)).Value();
+    const auto s = store->Wait(task);
+    while (!store->Check(task).Value()) { IoFault::SleepMs(1); }
     ASSERT_EQ(s, UC::Status::Timeout());
     ExpectText(s, {"dump", "2 of 3", "in time"});
 }
