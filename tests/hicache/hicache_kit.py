@@ -60,6 +60,7 @@ from sglang.srt.mem_cache.pool_host.mla import (  # noqa: E402
     MLATokenToKVPoolHost,
 )
 from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost  # noqa: E402
+
 from ucm.integration.sglang.unifiedcache_store import UnifiedCacheStore  # noqa: E402
 from ucm.store.pipeline.connector import UcmPipelineStore  # noqa: E402
 

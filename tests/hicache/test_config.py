@@ -2,9 +2,8 @@
 
 import copy
 
-import pytest
-
 import hicache_kit as kit
+import pytest
 from hicache_kit import FaultStore, PoolName
 
 SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4

@@ -3,15 +3,15 @@
 import itertools
 from types import SimpleNamespace
 
+import hicache_kit as kit
 import numpy as np
 import pytest
+from hicache_kit import PoolHitPolicy, PoolName
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from ucm.integration.sglang import hit_policy
 from ucm.integration.sglang.sglang_release import hit_result
-
-import hicache_kit as kit
-from hicache_kit import PoolHitPolicy, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 MAX_PAGES = 6

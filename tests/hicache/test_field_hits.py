@@ -1,8 +1,7 @@
 """Field cases B01 to B11 and B58: which prefix counts as a hit."""
 
-import pytest
-
 import hicache_kit as kit
+import pytest
 from hicache_kit import PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4

@@ -1,9 +1,8 @@
 """Field cases B13 to B36: keys, namespaces, layouts and the logical anchor."""
 
+import hicache_kit as kit
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4

@@ -7,11 +7,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import hicache_kit as kit
 import numpy as np
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4

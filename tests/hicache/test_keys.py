@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from hicache_kit import PoolName
+
 from ucm.integration.sglang.hicache_keys import (
     KeyScheme,
     block_ids,
@@ -12,8 +14,6 @@ from ucm.integration.sglang.hicache_keys import (
     is_replicated_pool,
     pool_name,
 )
-
-from hicache_kit import PoolName
 
 
 def scheme(mla=False, tp=(0, 1), pp=(0, 1), cp=(0, 1), model="org/model"):

@@ -1,11 +1,11 @@
 """Failed sidecar reads on releases that do not look at them: mitigations a, b and c."""
 
+import hicache_kit as kit
 import pytest
 import torch
-from ucm.integration.sglang import ucm_connector
-
-import hicache_kit as kit
 from hicache_kit import PoolName
+
+from ucm.integration.sglang import ucm_connector
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 STATE, INDEXER = PoolName.DEEPSEEK_V4_C4_STATE, PoolName.INDEXER

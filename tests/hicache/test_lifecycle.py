@@ -4,9 +4,8 @@ import gc
 import threading
 import time
 
-import pytest
-
 import hicache_kit as kit
+import pytest
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4

@@ -2,10 +2,9 @@
 
 import json
 
+import hicache_kit as kit
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import PoolName
 
 SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4

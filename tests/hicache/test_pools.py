@@ -1,9 +1,8 @@
 """Every host pool class of SGLang that can be built on a CPU: stored, read back, or refused."""
 
+import hicache_kit as kit
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import PoolName
 
 SIDECARS = {

@@ -2,10 +2,9 @@
 
 import threading
 
+import hicache_kit as kit
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4

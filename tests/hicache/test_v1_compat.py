@@ -4,10 +4,9 @@ The paths were written by UCM 0.5.0 itself: keys 1 to 8, two storage backends. A
 components of its page one after the other.
 """
 
+import hicache_kit as kit
 import pytest
 import torch
-
-import hicache_kit as kit
 from hicache_kit import FaultStore
 
 # (is_mla_model, (tp_rank, tp_size), paths in the order of the keys)
