@@ -49,6 +49,33 @@ def test_calls_after_close_answer_misses(site):
         assert store.get_stats() is None
 
 
+def test_a_pool_that_comes_after_close_opens_nothing(site):
+    """A late registration that races a detach: nobody would close its store."""
+    store = site.attach(kit.logical(), {C4: kit.paged("c4")})
+    store.close()
+    before = kit.threads(), kit.descriptors()
+    with pytest.raises(ValueError, match="swa.*closed"):
+        store.register_mem_host_pool_v2(kit.paged("swa"), SWA)
+    store.on_host_pools_registered()
+    store.register_mem_host_pool_v2(kit.paged("swa"), SWA)
+    assert (kit.threads(), kit.descriptors()) == before
+    assert store.connector.pools.names() == []
+
+
+def test_a_host_pool_that_raises_anything_is_refused_by_name(site):
+    """SGLang's pools raise all sorts; during attach the operator gets one kind of error."""
+    store, pool = site.attach(kit.logical(), {}), kit.paged("swa")
+
+    def meta(indices):
+        raise OSError("no such page")
+
+    pool.get_page_buffer_meta = meta
+    pool.get_dummy_flat_data_page = meta
+    store.attached = False
+    with pytest.raises(ValueError, match="swa"):
+        store.register_mem_host_pool_v2(pool, SWA)
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("injected")])
 def test_every_store_is_closed_once(site, monkeypatch, messages, error):
     """A store class that has a close of its own gets the call; primary and all sidecars."""

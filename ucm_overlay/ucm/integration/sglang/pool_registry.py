@@ -38,7 +38,7 @@ from ucm.integration.sglang.hicache_keys import (
     pool_name,
     text,
 )
-from ucm.integration.sglang.page_layout import has_mla_pages
+from ucm.integration.sglang.page_layout import LayoutError, has_mla_pages
 from ucm.integration.sglang.pool_store import PoolStore
 from ucm.integration.sglang.store_factory import StoreFactory
 
@@ -51,6 +51,7 @@ class PoolRegistry:
     def __init__(self, factory: StoreFactory):
         self._factory = factory
         self._lock = threading.Lock()
+        self._closed = False
         self._stores: Mapping[str, PoolStore] = MappingProxyType({})
         self._refused: dict[str, PoolStore] = {}
         self._sources: dict[str, str] = {}
@@ -62,17 +63,28 @@ class PoolRegistry:
         Raises ValueError, and then has left no folder, thread or file behind.
         """
         name = pool_name(raw_name)
-        with self._lock:
-            store = self._stores.get(name)
-            if store is not None:
-                store.regauge(pool)
-                return store
-            replicated = self._is_replicated(name, pool)
-            store = self._factory.open_sidecar(name, pool, replicated)
-            self._tell(store)
-            self._refused.pop(name, None)
-            self._replace({**self._stores, name: store})
+        try:
+            with self._lock:
+                return self._register(name, pool)
+        except ValueError:
+            raise
+        except Exception as e:  # a host pool's own accessors can raise anything
+            raise LayoutError(f"pool {name!r} cannot be read: {e!r}") from e
+
+    def _register(self, name: str, pool: Any) -> PoolStore:
+        if self._closed:
+            raise LayoutError(f"pool {name!r}: the backend is closed, attach it again")
+        store = self._stores.get(name)
+        if store is not None:
+            store.regauge(pool)
             return store
+        replicated = self._is_replicated(name, pool)
+        store = self._factory.open_sidecar(name, pool, replicated)
+        self._tell(store)
+        # In this order: no reader may miss the pool in both.
+        self._replace({**self._stores, name: store})
+        self._refused.pop(name, None)
+        return store
 
     def refuse(self, raw_name: Any) -> None:
         """Stop serving a pool: whatever needs it is a miss from now on."""
@@ -103,6 +115,7 @@ class PoolRegistry:
     def close(self) -> None:
         with self._lock:
             stores = [*self._stores.values(), *filter(None, self._refused.values())]
+            self._closed = True
             self._refused.clear()
             self._replace({})
         for store in stores:
