@@ -8,9 +8,7 @@ import argparse
 from pathlib import Path
 
 import _checkout as checkout
-from _commits import AM
-from _commits import add_overlay as finish_entry
-from _commits import commit_entry
+from _commits import AM, add_overlay, commit_entry
 from _git import GitError, git, git_ok
 from _pin import BUILD, base_repository
 from _report import Refusal, run
@@ -18,6 +16,7 @@ from _series import Entry, read_series
 
 TREE = BUILD / "rebase"
 BRANCH = "hicache-v2"
+# Not with the marks of apply: those are per worktree, and this one is read in TREE.
 START_REF = "refs/ucm-hicache/rebase-start"
 THREE_WAY = [word.replace("--no-3way", "--3way") for word in AM]
 
@@ -91,7 +90,7 @@ def conclude_entry(repo: Path, entries: list[Entry]) -> None:
     if (TREE / git(TREE, "rev-parse", "--git-path", "rebase-apply")).exists():
         git(TREE, "add", "--update")
         git(TREE, "am", "--quiet", "--continue")
-    finish_entry(TREE, entries[done(repo) - 1])
+    add_overlay(TREE, entries[done(repo) - 1])
 
 
 def done(repo: Path) -> int:
