@@ -1,11 +1,11 @@
 """Field cases B37 to B55: failures, concurrency, resources and configuration."""
 
 import os
-import resource
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import hicache_kit as kit
 import numpy as np
@@ -186,18 +186,35 @@ def test_b45_staging_that_never_comes_free_fails_pages_not_the_engine(
     assert store.batch_get_v2(load) == {MAMBA: [True] * 40}
 
 
-def test_b46_a_full_disk_is_told_and_survived(site, messages):
-    """A real limit on file size stands in for a full disk: told once, gone without restart."""
+@pytest.fixture
+def small_disk(site):
+    """The site's backends on a tmpfs of 1 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "small-disk", str(site.root)]
+    run = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if run.returncode:
+        pytest.skip(f"mounting needs root, as CI has it: {run.stderr.strip()}")
+    for path in site.backends:
+        path.mkdir()
+    yield site.root
+    site.close()
+    subprocess.run(["umount", "-l", str(site.root)], check=True)
+
+
+def test_b46_a_full_disk_is_told_and_survived(site, small_disk, messages):
+    """A file system without room: told once with errno, pool and path; gone without restart."""
     (store, pool), names = swa_store(site), kit.keys(2)
     moved = [kit.transfer(SWA, pool, names, [0, 1])]
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        for _ in range(5):
-            assert store.batch_set_v2(moved) == {SWA: [False, False]}
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert messages().count("L3 set failed for 2 of 2 pages of pool swa in") == 1
+    filler = small_disk / "filler"
+    with suppress(OSError), open(filler, "wb", buffering=0) as file:
+        while file.write(bytes(1024)):
+            pass
+    for _ in range(5):
+        assert store.batch_set_v2(moved) == {SWA: [False, False]}
+    line = messages()
+    assert line.count("L3 set failed for 2 of 2 pages of pool swa in") == 1
+    assert "ENOSPC" in line and str(small_disk) in line
+    assert store.batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 0
+    filler.unlink()
     assert not site.files()
     assert store.batch_set_v2(moved) == {SWA: [True, True]}
     assert store.batch_exists_v2(names, [kit.query(SWA)]).kv_hit_pages == 2

@@ -6,6 +6,7 @@ import time
 
 import hicache_kit as kit
 import pytest
+import torch
 from hicache_kit import FaultStore, PoolName
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
@@ -129,6 +130,12 @@ def test_registering_again(site):
         store.register_mem_host_pool_v2(kit.paged("swa", row=32), SWA)
     with pytest.raises(ValueError, match="kv.*384"):
         store.register_mem_pool_host(kit.mha(heads=4))
+    same_size = kit.paged("swa", layers=4, row=48)
+    assert kit.page_bytes(same_size) == kit.page_bytes(swa)
+    with pytest.raises(ValueError, match="swa.*layers: 3, now 4"):
+        store.register_mem_host_pool_v2(same_size, SWA)
+    with pytest.raises(ValueError, match="kv.*bfloat16', now 'torch.float16"):
+        store.register_mem_pool_host(kit.mha(dtype=torch.float16))
     assert (kit.threads(), site.everything()) == before
     store.close()
     store.register_mem_pool_host(anchor)

@@ -177,6 +177,14 @@ def test_failures_are_told_once(attached, messages):
     assert "injected" in messages()
 
 
+def test_a_pool_without_a_store_is_told_once(attached, messages):
+    store, _, _, names = attached
+    load = [kit.transfer(C4, kit.paged("c4"), names, range(4))]
+    for _ in range(5):
+        assert store.batch_get_v2(load) == {"deepseek_v4_c4": [False] * 4}
+    assert messages().count("4 of 4 pages of pool deepseek_v4_c4: LookupError") == 1
+
+
 def test_submits_every_pool_before_waiting(attached, monkeypatch):
     """The disk is not idle between pools, flattened ones included."""
     store, _, pools, names = attached

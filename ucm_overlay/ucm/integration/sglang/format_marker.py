@@ -73,6 +73,14 @@ class PageFormat:
         )
 
 
+    def changes(self, other: "PageFormat") -> dict[str, tuple[Any, Any]]:
+        """Fields that differ, with both values. An unknown element type differs from none."""
+        ours, theirs = asdict(self), asdict(other)
+        if not (self.element_type and other.element_type):
+            ours.pop("element_type")
+        return {k: (v, theirs[k]) for k, v in ours.items() if v != theirs[k]}
+
+
 def _dtype(pool: Any) -> str:
     """The element types of a page, as text."""
     fields = ("dtype", "temporal_dtype", "conv_dtype")

@@ -39,7 +39,7 @@ from ucm.integration.sglang.hicache_keys import (
     text,
 )
 from ucm.integration.sglang.page_layout import LayoutError, has_mla_pages
-from ucm.integration.sglang.pool_store import PoolStore
+from ucm.integration.sglang.pool_store import FailureLog, PoolStore
 from ucm.integration.sglang.store_factory import StoreFactory
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class PoolRegistry:
         self._refused: dict[str, PoolStore] = {}
         self._sources: dict[str, str] = {}
         self._gc_options_named = False
+        self._missing: dict[str, FailureLog] = {}
 
     def register(self, raw_name: Any, pool: Any) -> PoolStore:
         """Give the pool a store of its own; the same pool again changes nothing.
@@ -96,6 +97,12 @@ class PoolRegistry:
 
     def get(self, name: str) -> PoolStore | None:
         return self._stores.get(name)
+
+    def tell_missing(self, name: str, pages: int) -> None:
+        """Log that a transfer named a pool without a store."""
+        cause = LookupError("refused" if name in self._refused else "not registered")
+        log = self._missing.setdefault(name, FailureLog(name))
+        log.report("transfer", pages, pages, cause)
 
     def names(self) -> list[str]:
         return list(self._stores)

@@ -39,6 +39,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
+from ucm.integration.sglang.format_marker import PageFormat
 from ucm.integration.sglang.hicache_keys import block_ids
 from ucm.integration.sglang.page_layout import (
     LayoutError,
@@ -63,12 +64,19 @@ class PoolStore:
     """Base of both kinds: lookup, error reports, lifetime."""
 
     def __init__(
-        self, name: str, pool: Any, layout: PageLayout, suffix: str, store: Any
+        self,
+        name: str,
+        pool: Any,
+        layout: PageLayout,
+        page_format: PageFormat,
+        suffix: str,
+        store: Any,
     ):
         self.name = name
         self.pool = pool
         self.layout = layout
         self.store = store
+        self._format = page_format
         self._suffix = suffix
         self.folders = list(getattr(store, "config", {}).get("storage_backends", []))
         self._failures = FailureLog(f"{name} in {', '.join(self.folders)}")
@@ -98,14 +106,17 @@ class PoolStore:
         return block_ids(keys, self._suffix)
 
     def regauge(self, pool: Any) -> None:
-        """Take another pool of the same layout; LayoutError, naming both, for another."""
+        """Take another pool of the same pages; LayoutError, naming what differs."""
         layout = probe(pool, self.name, self.layout.flattened)
-        if (layout.sizes, layout.tokens) != (self.layout.sizes, self.layout.tokens):
+        page_format = PageFormat.of(pool, layout, self._format.model)
+        changes = self._format.changes(page_format)
+        if layout.sizes != self.layout.sizes:
+            changes["sizes"] = (self.layout.sizes, layout.sizes)
+        if changes:
             raise LayoutError(
-                f"pool {self.name!r} is registered with components of "
-                f"{list(self.layout.sizes)} bytes and {self.layout.tokens} tokens a page, "
-                f"now it has {list(layout.sizes)} and {layout.tokens}; "
-                "close() the store first"
+                f"pool {self.name!r} is registered with pages of another format ("
+                + ", ".join(f"{k}: {a!r}, now {b!r}" for k, (a, b) in changes.items())
+                + "); close() the store first"
             )
         self.pool = pool
 
@@ -163,7 +174,8 @@ class ZeroCopyPoolStore(PoolStore):
             self._failures.report(op, pages, pages, e)
             return _all_failed(pages)
         if not all(done):
-            self._failures.report(op, done.count(False), pages)
+            cause = BlockError(task.error)
+            self._failures.report(op, done.count(False), pages, cause)
         return done
 
 
@@ -177,10 +189,8 @@ class AnchorStore(ZeroCopyPoolStore):
 class FlattenedPoolStore(PoolStore):
     """Copies each page through a flat staging page: [temporal | conv0 | conv1 ...]."""
 
-    def __init__(
-        self, name: str, pool: Any, layout: PageLayout, suffix: str, store: Any
-    ):
-        super().__init__(name, pool, layout, suffix, store)
+    def __init__(self, name: str, pool: Any, layout: PageLayout, *args: Any):
+        super().__init__(name, pool, layout, *args)
         self._staging = StagingPages(layout.page_bytes)
         self._dtype = flat_page_dtype(pool)
 
@@ -269,6 +279,8 @@ class _Chunk:
             self.cause = self.cause or e
             staging.retire(self._staging, partial(transfer_ended, store, task, False))
             return done
+        if not all(moved):
+            self.cause = self.cause or BlockError(task.error)
         for i, ok in zip(self._moved, moved, strict=True):
             done[i] = ok and (self._op == "set" or self._copy_out(i))
         if all(moved) or transfer_ended(store, task, True):
@@ -302,6 +314,10 @@ class _Chunk:
             return False
 
 
+class BlockError(RuntimeError):
+    """The store's own words about the first block of a transfer that it could not move."""
+
+
 class FailureLog:
     """One line per failed call, at most one per operation and interval."""
 
@@ -312,7 +328,7 @@ class FailureLog:
         self._hidden = {}
 
     def report(
-        self, op: str, failed: int, pages: int, cause: Exception | None = None
+        self, op: str, failed: int, pages: int, cause: Exception | None
     ) -> None:
         now = time.monotonic()
         with self._lock:
@@ -321,9 +337,6 @@ class FailureLog:
                 return
             self._last[op] = now
             hidden = self._hidden.pop(op, 0)
-        reason = (
-            "the store's own log tells each block" if cause is None else repr(cause)
-        )
         more = f" ({hidden} like this were not logged)" if hidden else ""
         logger.error(
             "L3 %s failed for %d of %d pages of pool %s: %s%s",
@@ -331,7 +344,7 @@ class FailureLog:
             failed,
             pages,
             self._pool,
-            reason,
+            cause if isinstance(cause, BlockError) else repr(cause),
             more,
         )
 

@@ -83,7 +83,11 @@ class StoreFactory:
         page_format = PageFormat.of(pool, layout, self.keys.model_name)
         made = format_marker.claim(options["storage_backends"], suffix, page_format)
         try:
-            return kind(name, pool, layout, suffix, self._create(name, options))
+            # No local may hold the native store: UCM's logger keeps its callers' frames
+            # alive, and with them threads that close() is to end.
+            return kind(
+                name, pool, layout, page_format, suffix, self._create(name, options)
+            )
         except BaseException:
             format_marker.release(made)
             raise

@@ -72,8 +72,7 @@ public:
         auto iter = tasks_.find(id);
         if (iter == tasks_.end()) [[unlikely]] { return Unknown(id); }
         auto finished = iter->second.waiter->Check();
-        // A dump that was given up has had its Wait(); nobody asks for it again.
-        if (finished && iter->second.task->GivenUp()) { tasks_.erase(iter); }
+        if (finished && !iter->second.task) { tasks_.erase(iter); }
         return finished;
     }
     Status Wait(Detail::TaskHandle id)
@@ -81,14 +80,33 @@ public:
         auto task = WaitTask(id);
         return task ? task.Value()->Result() : task.Error();
     }
-    /** One byte a shard, in the task's order: 1 if it was moved, 0 if not. */
-    Expected<std::vector<uint8_t>> WaitBlocks(Detail::TaskHandle id)
+    /** Ends the task, whatever became of it. */
+    Expected<TaskPtr> WaitTask(Detail::TaskHandle id)
     {
-        auto task = WaitTask(id);
-        if (!task) [[unlikely]] { return task.Error(); }
-        const auto s = task.Value()->Result();
-        if (s.Failure()) [[unlikely]] { UC_WARN("Task({}) failed in part: {}.", id, s); }
-        return task.Value()->Finished();
+        Entry entry;
+        {
+            std::lock_guard<std::mutex> lock{mutex_};
+            auto iter = tasks_.find(id);
+            if (iter == tasks_.end()) [[unlikely]] { return Unknown(id); }
+            entry = iter->second;
+            if (!entry.task) [[unlikely]] {
+                return Status{Status::Timeout().Underlying(), fmt::format("gave up task({})", id)};
+            }
+        }
+        if (!entry.waiter->WaitFor(timeoutMs_)) [[unlikely]] {
+            entry.task->GiveUp();
+            Cancel(entry.task);
+            if (!entry.waiter->Check()) { layout_->Guard().GivenUp(entry.waiter); }
+            layout_->Guard().Stalled();  // says so
+            if (entry.task->type == TransTask::Type::LOAD) { entry.waiter->Wait(); }
+        }
+        std::lock_guard<std::mutex> lock{mutex_};
+        if (entry.waiter->Check()) {
+            tasks_.erase(id);
+        } else {
+            tasks_[id].task.reset();
+        }
+        return std::move(entry.task);
     }
 
 protected:
@@ -105,7 +123,7 @@ protected:
 
 private:
     struct Entry {
-        TaskPtr task;
+        TaskPtr task;  // none once a dump was given up: only Check() is to follow
         WaiterPtr waiter;
     };
 
@@ -113,28 +131,6 @@ private:
     {
         return {Status::NotFound().Underlying(), fmt::format("unknown task({})", id)};
     }
-    Expected<TaskPtr> WaitTask(Detail::TaskHandle id)
-    {
-        Entry entry;
-        {
-            std::lock_guard<std::mutex> lock{mutex_};
-            auto iter = tasks_.find(id);
-            if (iter == tasks_.end()) [[unlikely]] { return Unknown(id); }
-            entry = iter->second;
-        }
-        if (!entry.waiter->WaitFor(timeoutMs_)) [[unlikely]] {
-            entry.task->GiveUp();
-            Cancel(entry.task);
-            if (!entry.waiter->Check()) { layout_->Guard().GivenUp(entry.waiter); }
-            layout_->Guard().Stalled();  // says so
-            if (entry.task->type == TransTask::Type::LOAD) { entry.waiter->Wait(); }
-            if (!entry.waiter->Check()) { return std::move(entry.task); }
-        }
-        std::lock_guard<std::mutex> lock{mutex_};
-        tasks_.erase(id);
-        return std::move(entry.task);
-    }
-
     size_t timeoutMs_{0};
     size_t nTensor_{1};
     size_t nShard_{1};

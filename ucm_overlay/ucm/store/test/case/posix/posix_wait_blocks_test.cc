@@ -47,15 +47,18 @@ TEST_F(UCPosixWaitBlocksTest, OneByteABlock)
         return call.op == Op::WRITE && hit ? EIO : 0;
     }};
     auto task = store->Dump(MakeDesc(blocks, from)).Value();
-    ASSERT_EQ(store->WaitBlocks(task).Value(), (Moved{1, 1, 0, 1}));
+    const auto dumped = store->WaitBlocks(task).Value();
+    ASSERT_EQ(dumped.moved, (Moved{1, 1, 0, 1}));
+    ASSERT_NE(dumped.error.find("dump failed for 1 of 4 blocks"), std::string::npos);
+    ASSERT_NE(dumped.error.find("EIO"), std::string::npos);
     ASSERT_EQ(store->Lookup(blocks.data(), 4).Value(), (Moved{1, 1, 0, 1}));
     ASSERT_EQ(unlink(File(blocks[0]).c_str()), 0);
     task = store->Load(MakeDesc(blocks, to)).Value();
-    ASSERT_EQ(store->WaitBlocks(task).Value(), (Moved{0, 1, 0, 1}));
+    ASSERT_EQ(store->WaitBlocks(task).Value().moved, (Moved{0, 1, 0, 1}));
     ASSERT_EQ(to.Bytes().substr(BlockSize(), BlockSize()),
               from.Bytes().substr(BlockSize(), BlockSize()));
     ASSERT_EQ(store->WaitBlocks(task).Error(), UC::Status::NotFound());
-    ASSERT_TRUE(store->WaitBlocks(store->Load({}).Value()).Value().empty());
+    ASSERT_TRUE(store->WaitBlocks(store->Load({}).Value()).Value().moved.empty());
 }
 
 TEST_F(UCPosixWaitBlocksTest, ABlockThatIsNotPublishedHasNoShard)
@@ -66,7 +69,7 @@ TEST_F(UCPosixWaitBlocksTest, ABlockThatIsNotPublishedHasNoShard)
     HostPages from{2, BlockSize()};
     auto desc = MakeDesc(blocks, from);
     desc[4].addrs[0] = reinterpret_cast<void*>(8);
-    ASSERT_EQ(store->WaitBlocks(store->Dump(desc).Value()).Value(), (Moved{1, 1, 1, 0, 0, 0}));
+    ASSERT_EQ(store->WaitBlocks(store->Dump(desc).Value()).Value().moved, (Moved{1, 1, 1, 0, 0, 0}));
 }
 
 TEST_F(UCPosixWaitBlocksTest, WhatIsLateIsNotMoved)
@@ -86,7 +89,7 @@ TEST_F(UCPosixWaitBlocksTest, WhatIsLateIsNotMoved)
         }};
         const auto desc = MakeDesc(blocks, pages);
         auto task = (dump ? store->Dump(desc) : store->Load(desc)).Value();
-        ASSERT_EQ(store->WaitBlocks(task).Value(), (Moved{1, 0, 0}));
+        ASSERT_EQ(store->WaitBlocks(task).Value().moved, (Moved{1, 0, 0}));
         if (!dump) { continue; }
         while (!store->Check(task).Value()) { IoFault::SleepMs(1); }
         ASSERT_EQ(store->Lookup(blocks.data(), 3).Value(), (Moved{1, 0, 0}));
@@ -98,6 +101,6 @@ TEST_F(UCPosixWaitBlocksTest, StoresWithoutItAnswerForTheWholeTask)
     UC::Test::Detail::MockStore store;
     EXPECT_CALL(store, Wait(1)).WillOnce(testing::Return(UC::Status::OK()));
     EXPECT_CALL(store, Wait(2)).WillOnce(testing::Return(UC::Status::Error()));
-    ASSERT_EQ(store.WaitBlocks(1).Value(), (Moved{1}));
-    ASSERT_EQ(store.WaitBlocks(2).Value(), (Moved{0}));
+    ASSERT_EQ(store.WaitBlocks(1).Value().moved, (Moved{1}));
+    ASSERT_EQ(store.WaitBlocks(2).Value().moved, (Moved{0}));
 }
