@@ -12,7 +12,7 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test gtest bisect lint clean
+.PHONY: build demo test gtest conformance bisect lint clean
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -61,6 +61,10 @@ build/base/tree: UPSTREAM
 gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for sanitizers
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT) --gtest
 	@ci/gtest.sh $(VARIANT)
+
+conformance: | prepared  ## the store's Python tests; VARIANT=asan or tsan for sanitizers
+	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
+	@ci/conformance.sh $(VARIANT)
 
 bisect: | prepared  ## build every point of the series and run its C++ tests; slow
 	@ci/bisect.sh $(if $(UCM),"$(UCM)")

@@ -236,7 +236,14 @@ def faults() -> faults_module.Faults:
 
 
 @pytest.fixture
-def base_tree() -> Path:
+def no_sanitizer() -> None:
+    """For what a sanitizer's runtime changes in the process: signals, uninstrumented code."""
+    if any(f"lib{kind}san" in os.environ.get("LD_PRELOAD", "") for kind in "at"):
+        pytest.skip("a sanitizer has its own signal handlers; make test runs it")
+
+
+@pytest.fixture
+def base_tree(no_sanitizer) -> Path:
     path = Path(os.environ.get("UCM_BASE_TREE", REPO / "build/base/tree")).resolve()
     if not (path / "ucm").is_dir():
         pytest.skip("no built base: run make build/base/tree; make test does")

@@ -125,11 +125,12 @@ def test_read_only_mount_hits(site, spec):
     assert "EROFS" in error_of(lambda: dump(reader, keys(1, "no"), Pages(spec, 1)))
 
 
-def as_user(site, spec, uid: int, prefix: str, read: str | None):
+def as_user(site, spec, uid: int, prefix: str, read: str | None, mask: int = 0o022):
     """In a process of another user: dump blocks `prefix`; find and load blocks `read`."""
 
     def run():
         become(uid, 4321)
+        os.umask(mask)
         store = site.open(spec)
         stored(store, spec, 2, prefix)
         ids = keys(2, read or prefix)
@@ -138,11 +139,34 @@ def as_user(site, spec, uid: int, prefix: str, read: str | None):
     return Process(run)
 
 
-def test_another_user_of_the_group_hits(site, spec):
-    """A second uid of the same group finds, loads, and stores beside the first one's blocks."""
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_another_user_of_the_group_hits(site, spec, mask):
+    """A second uid of the same group finds, loads, and stores beside the first one's blocks,
+    whatever the umask of either."""
     if os.geteuid() != 0:
         pytest.skip("changing the user needs root")
     os.chown(site.root, -1, 4321)
     site.root.chmod(0o2770)
-    assert as_user(site, spec, 4001, "a", None).result() == ([True] * 2, [True] * 2)
-    assert as_user(site, spec, 4002, "b", "a").result() == ([True] * 2, [True] * 2)
+    first = as_user(site, spec, 4001, "a", None, mask)
+    assert first.result() == ([True] * 2, [True] * 2)
+    second = as_user(site, spec, 4002, "b", "a", mask)
+    assert second.result() == ([True] * 2, [True] * 2)
+
+
+def test_a_block_that_cannot_be_read_is_a_miss(site, spec):
+    """What lookup finds can be loaded: an unreadable file is absent, and dumped anew."""
+    if os.geteuid() != 0:
+        pytest.skip("changing the user needs root")
+    os.chown(site.root, -1, 4321)
+    site.root.chmod(0o2770)
+    assert as_user(site, spec, 4001, "a", None).result()[0] == [True] * 2
+    site.path(keys(2, "a")[1]).chmod(0o600)
+
+    def run():
+        become(4002, 4321)
+        store, pages = site.open(spec), Pages(spec, 2, 1)
+        before = found(store, keys(2, "a"))
+        dump(store, keys(2, "a"), pages)
+        return before, found(store, keys(2, "a"))
+
+    assert Process(run).result() == ([True, False], [True, True])

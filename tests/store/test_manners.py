@@ -41,13 +41,13 @@ def test_no_signal_handlers(site, tree, plain):
     assert "changed:\n" in run.stdout, run.stdout + run.stderr
 
 
-def test_a_crash_ends_the_process(site, tree, plain):
+def test_a_crash_ends_the_process(site, tree, plain, no_sanitizer):
     """A segmentation fault elsewhere in the process kills it as if there were no store."""
     run = peer(tree, "crash", "k", [quick(plain)], site.root, timeout=10)
     assert run.returncode == -signal.SIGSEGV, run.stderr
 
 
-def test_ctrl_c_reaches_python(site, spec):
+def test_ctrl_c_reaches_python(site, spec, no_sanitizer):
     """SIGINT raises KeyboardInterrupt."""
     stored(site.open(spec), spec, 1)
     with pytest.raises(KeyboardInterrupt):

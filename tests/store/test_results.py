@@ -128,6 +128,18 @@ def test_text_stays_short(site, spec):
     assert "1000" in text and len(text) < 4096
 
 
+def test_statuses_come_with_a_reason(site, spec, faults):
+    """wait_blocks tells the blocks apart, and why the first that failed did."""
+    store, ids, pages = site.open(spec), keys(N), Pages(spec, N)
+    faults.add("publish", ids[5].hex(), error=errno.EACCES)
+    task = start_dump(store, ids, pages)
+    assert list(store.wait_blocks(task)) == others(5)
+    assert_words(task.error, "1 of 8", ids[5].hex(), str(site.path(ids[5])), "EACCES")
+    few = Pages(spec, 5)
+    task = start_load(store, ids[:5], few)
+    assert all(store.wait_blocks(task)) and task.error == ""
+
+
 @pytest.mark.parametrize("call", ["wait", "check", "wait_blocks"])
 def test_unknown_task(site, spec, call):
     """A task that was waited for, or never existed, is an error with words."""
@@ -153,3 +165,4 @@ def test_default_for_stores_without_statuses(tree):
     for bad in (False, True):
         task = type("OtherTask", (Task,), {"bad": bad, "num_blocks": 3})()
         assert list(store.wait_blocks(task)) == [not bad] * 3
+        assert task.error == ("failed" if bad else "")
