@@ -10,6 +10,7 @@ import gc  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
 import tempfile  # noqa: E402
+import time  # noqa: E402
 from contextlib import contextmanager  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import SimpleNamespace  # noqa: E402
@@ -569,7 +570,17 @@ def engine_works(site, options):
 
 
 def threads():
-    return len(os.listdir("/proc/self/task"))
+    """Threads of this process, once those that clean up after a start have ended."""
+    counts = [0, 1]
+    while counts[-1] != counts[-2]:
+        counts.append(len(os.listdir("/proc/self/task")))
+        time.sleep(0.05)
+    return counts[-1]
+
+
+def open_stores():
+    """Native stores of this process that nobody has dropped yet."""
+    return sum(isinstance(thing, FaultStore) for thing in gc.get_objects())
 
 
 def descriptors():

@@ -6,10 +6,13 @@ import sys
 
 import pytest
 from hicache_kit import PoolName
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ucm.integration.sglang.hicache_keys import (
     KeyScheme,
     block_ids,
+    block_ids_in_python,
     index_source,
     is_replicated_pool,
     pool_name,
@@ -73,6 +76,26 @@ def test_golden_block_ids():
         "123f7a5b431eb9f7d15f5d5155808a87",
         "d5d0b22489455e099a61d073860fbf9b",
     ]
+
+
+@given(
+    keys=st.lists(st.text(max_size=140), max_size=11),
+    suffix=st.text(alphabet="_ab0", max_size=80),
+)
+@settings(max_examples=300, deadline=None)
+def test_block_ids_are_those_of_python(keys, suffix):
+    """Every length around MD5's block borders, mixed in a batch, and any text."""
+    assert block_ids(keys, suffix) == block_ids_in_python(keys, suffix)
+
+
+def test_block_ids_come_from_native_code():
+    from ucm.integration.sglang import hicache_keys
+
+    assert hicache_keys._md5_digests is not None
+    with pytest.raises(UnicodeEncodeError):
+        block_ids(["\ud800"], "")
+    with pytest.raises(UnicodeEncodeError):
+        block_ids_in_python(["\ud800"], "")
 
 
 def test_suffixes_of_all_ranks_differ():

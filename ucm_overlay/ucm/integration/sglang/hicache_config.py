@@ -48,11 +48,13 @@ from ucm.integration.sglang.page_layout import PageLayout
 logger = logging.getLogger(__name__)
 
 SIDECAR_FOLDER = "sglang_v2"
-# A sidecar store is one of many in its process: it starts fewer threads and folders.
+# Threads are shared by all stores of the process: the largest number counts for all.
+_ANCHOR_DEFAULTS = {"posix_data_trans_concurrency": 24}
 _SIDECAR_DEFAULTS = {
     "posix_data_trans_concurrency": 8,
     "posix_lookup_concurrency": 4,
     "data_dir_shard_bytes": 2,
+    "data_dir_on_demand": True,
 }
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
@@ -69,7 +71,11 @@ class HicacheConfig:
 
     def anchor_store(self, layout: PageLayout) -> dict[str, Any]:
         """Options of the primary store: the operator's own, with the sizes of a page."""
-        return self._store(self.options, "kv", layout, self.backends)
+        # A UCM without the series makes the folders of one backend itself, but insists on
+        # finding those of a second one.
+        on_demand = {"data_dir_on_demand": len(self.backends) == 1}
+        options = {**_ANCHOR_DEFAULTS, **on_demand, **self.options}
+        return self._store(options, "kv", layout, self.backends)
 
     def sidecar_store(self, name: str, layout: PageLayout) -> dict[str, Any]:
         """Options of one sidecar pool's store, below its own folders."""

@@ -93,7 +93,7 @@ public:
                 return Status{Status::Timeout().Underlying(), fmt::format("gave up task({})", id)};
             }
         }
-        if (!entry.waiter->WaitFor(timeoutMs_)) [[unlikely]] {
+        if (!Await(entry.task, entry.waiter)) [[unlikely]] {
             entry.task->GiveUp();
             Cancel(entry.task);
             if (!entry.waiter->Check()) { layout_->Guard().GivenUp(entry.waiter); }
@@ -120,6 +120,13 @@ protected:
     virtual void Dispatch(TaskPtr task, WaiterPtr waiter) = 0;
     /** Drops what has not begun. */
     virtual void Cancel(TaskPtr task) = 0;
+    /** False when the timeout passed before the task was over. */
+    virtual bool Await(const TaskPtr&, const WaiterPtr& waiter)
+    {
+        return waiter->WaitFor(timeoutMs_);
+    }
+
+    size_t timeoutMs_{0};  // 0: none
 
 private:
     struct Entry {
@@ -131,7 +138,6 @@ private:
     {
         return {Status::NotFound().Underlying(), fmt::format("unknown task({})", id)};
     }
-    size_t timeoutMs_{0};
     size_t nTensor_{1};
     size_t nShard_{1};
     const SpaceLayout* layout_{nullptr};

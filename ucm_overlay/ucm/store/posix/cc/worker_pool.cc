@@ -1,0 +1,204 @@
+/**
+ * MIT License
+ *
+ * Copyright (c) 2026 the UCM HiCache v2 contributors
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy
+ * of this software and associated documentation files (the "Software"), to deal
+ * in the Software without restriction, including without limitation the rights
+ * to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ * copies of the Software, and to permit persons to whom the Software is
+ * furnished to do so, subject to the following conditions:
+ *
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ * FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ * AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ * LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ * SOFTWARE.
+ * */
+#include "worker_pool.h"
+#include <algorithm>
+#include <map>
+#include <unistd.h>
+#include "logger/logger.h"
+#include "thread/cpu_affinity.h"
+
+namespace UC::PosixStore {
+
+using Clock = std::chrono::steady_clock;
+
+static constexpr int64_t StuckMs = 1000;
+// A thread stays with a job for that long before it looks for others that wait.
+static constexpr auto Turn = std::chrono::microseconds(100);
+
+static int64_t NowMs()
+{
+    const auto now = Clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
+}
+
+Status WorkerPool::Lane::Setup(size_t limit, const std::vector<ssize_t>& cores)
+{
+    limit_ = limit;
+    pool_ = Shared(cores);
+    std::lock_guard<std::mutex> lock{pool_->mutex_};
+    if (pool_->workers_.empty()) {
+        auto s = pool_->StartOne();
+        if (s.Failure()) { return s; }
+    }
+    pool_->lanes_.push_back(this);
+    return Status::OK();
+}
+
+WorkerPool::Lane::~Lane()
+{
+    if (!pool_) { return; }
+    Lock lock{pool_->mutex_};
+    idle_.wait(lock, [this] { return running_ == 0 && jobs_.empty(); });
+    pool_->lanes_.remove(this);
+}
+
+void WorkerPool::Lane::Push(JobPtr job, size_t steps)
+{
+    std::lock_guard<std::mutex> lock{pool_->mutex_};
+    jobs_.push_back(std::move(job));
+    pool_->Staff(std::min(steps, limit_ - std::min(limit_, running_)));
+}
+
+void WorkerPool::Lane::Help(const Match& match)
+{
+    Lock lock{pool_->mutex_};
+    const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](auto& j) { return match(*j); });
+    if (found == jobs_.end()) { return; }
+    const auto job = *found;
+    while (running_ < limit_ && std::find(jobs_.begin(), jobs_.end(), job) != jobs_.end()) {
+        Serve(*this, job, lock);
+    }
+}
+
+void WorkerPool::Lane::Kick()
+{
+    std::lock_guard<std::mutex> lock{pool_->mutex_};
+    if (!jobs_.empty()) { pool_->Staff(limit_ - std::min(limit_, running_)); }
+}
+
+std::list<WorkerPool::Lane::JobPtr> WorkerPool::Lane::Remove(const Match& match)
+{
+    std::list<JobPtr> removed;
+    if (!pool_) { return removed; }  // its Setup() did not get that far
+    std::lock_guard<std::mutex> lock{pool_->mutex_};
+    for (auto it = jobs_.begin(); it != jobs_.end();) {
+        auto current = it++;
+        if (match(**current)) { removed.splice(removed.end(), jobs_, current); }
+    }
+    if (running_ == 0 && jobs_.empty()) { idle_.notify_all(); }
+    return removed;
+}
+
+std::shared_ptr<WorkerPool> WorkerPool::Shared(const std::vector<ssize_t>& cores)
+{
+    using Key = std::pair<pid_t, std::vector<ssize_t>>;  // a fork has none of these threads
+    static std::mutex mutex;
+    static std::map<Key, std::weak_ptr<WorkerPool>> pools;
+    std::lock_guard<std::mutex> lock{mutex};
+    auto& known = pools[{getpid(), cores}];
+    auto pool = known.lock();
+    if (!pool) { known = pool = std::make_shared<WorkerPool>(cores); }
+    return pool;
+}
+
+WorkerPool::~WorkerPool()
+{
+    {
+        std::lock_guard<std::mutex> lock{mutex_};
+        stop_ = true;
+        work_.notify_all();
+    }
+    for (auto& worker : workers_) { worker.thread.join(); }
+}
+
+Status WorkerPool::StartOne()
+{
+    auto& worker = workers_.emplace_back();
+    try {
+        worker.thread = std::thread{[this, &worker] { Loop(worker); }};
+    } catch (const std::exception& e) {
+        workers_.pop_back();
+        return Status::Error(fmt::format("cannot start a thread: {}", e.what()));
+    }
+    return Status::OK();
+}
+
+/** Finds `wanted` threads for new work: idle ones first, then new ones. */
+void WorkerPool::Staff(size_t wanted)
+{
+    const auto waking = std::min(wanted, nIdle_ - nWoken_);
+    nWoken_ += waking;
+    for (size_t i = 0; i < waking; i++) { work_.notify_one(); }
+    if (waking == wanted) { return; }
+    size_t largest = 0;
+    for (const auto* lane : lanes_) { largest = std::max(largest, lane->limit_); }
+    const auto now = NowMs();
+    const auto stuck = std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
+        return worker.busySince != 0 && now - worker.busySince > StuckMs;
+    });
+    const auto may = largest + stuck - std::min(largest + stuck, workers_.size());
+    for (size_t i = std::min(may, wanted - waking); i > 0; i--) {
+        const auto s = StartOne();
+        if (s.Success()) { continue; }
+        UC_WARN("Failed({}) to add to {} I/O threads: go on with them.", s, workers_.size());
+        return;
+    }
+}
+
+/** The lane that has waited longest among those with work for one more thread. */
+WorkerPool::Lane* WorkerPool::NextLane()
+{
+    for (auto it = lanes_.begin(); it != lanes_.end(); it++) {
+        const auto lane = *it;
+        if (lane->jobs_.empty() || lane->running_ >= lane->limit_) { continue; }
+        lanes_.splice(lanes_.end(), lanes_, it);
+        return lane;
+    }
+    return nullptr;
+}
+
+void WorkerPool::Serve(Lane& lane, Lane::JobPtr job, Lock& lock)
+{
+    lane.running_++;
+    lock.unlock();
+    const auto end = Clock::now() + Turn;
+    auto more = job->Step();
+    while (more && Clock::now() < end) { more = job->Step(); }
+    lock.lock();
+    lane.running_--;
+    if (!more) { lane.jobs_.remove(job); }
+    if (lane.running_ == 0 && lane.jobs_.empty()) { lane.idle_.notify_all(); }
+}
+
+void WorkerPool::Loop(Worker& self)
+{
+    if (!cores_.empty()) { CpuAffinity::SetCpuAffinity4CurrentThread(cores_); }
+    Lock lock{mutex_};
+    for (;;) {
+        const auto lane = NextLane();
+        if (lane) {
+            self.busySince = NowMs();
+            Serve(*lane, lane->jobs_.front(), lock);
+            self.busySince = 0;
+            continue;
+        }
+        if (stop_) { return; }
+        nIdle_++;
+        work_.wait(lock, [this] { return stop_ || nWoken_ > 0; });
+        nIdle_--;
+        nWoken_ -= nWoken_ > 0;
+    }
+}
+
+}  // namespace UC::PosixStore

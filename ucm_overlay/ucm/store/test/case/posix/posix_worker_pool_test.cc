@@ -1,0 +1,150 @@
+/**
+ * MIT License
+ *
+ * Copyright (c) 2026 the UCM HiCache v2 contributors
+ *
+ * Permission is hereby granted, free of charge, to any person obtaining a copy
+ * of this software and associated documentation files (the "Software"), to deal
+ * in the Software without restriction, including without limitation the rights
+ * to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
+ * copies of the Software, and to permit persons to whom the Software is
+ * furnished to do so, subject to the following conditions:
+ *
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
+ *
+ * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
+ * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
+ * FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
+ * AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
+ * LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+ * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
+ * SOFTWARE.
+ * */
+#include <atomic>
+#include <filesystem>
+#include <thread>
+#include "posix/cc/worker_pool.h"
+#include "posix_io_fault.h"
+#include "posix_store_base.h"
+
+using UC::PosixStore::Job;
+using UC::PosixStore::WorkerPool;
+using UC::Test::Detail::HostPages;
+using UC::Test::Detail::IoFault;
+
+class UCPosixWorkerPoolTest : public UC::Test::Detail::PosixStoreBase {
+protected:
+    using Op = IoFault::Op;
+
+    std::unique_ptr<UC::StoreV1> MakeStoreAt(const std::string& name, size_t concurrency) const
+    {
+        std::filesystem::create_directories(Path() + name);
+        auto config = MakeConfig();
+        config.Set("storage_backends", std::vector<std::string>{Path() + name});
+        config.SetNumber("posix_data_trans_concurrency", concurrency);
+        return MakeStore(config);
+    }
+    static size_t Threads()
+    {
+        namespace fs = std::filesystem;
+        const fs::directory_iterator tasks{"/proc/self/task"};
+        return std::distance(fs::begin(tasks), fs::end(tasks));
+    }
+};
+
+/** Counts its steps, and how many of them run at once. */
+class CountingJob : public Job {
+public:
+    explicit CountingJob(int steps) : left_{steps} {}
+    bool Step() override
+    {
+        if (left_.fetch_sub(1) <= 0) { return false; }
+        const auto now = ++atOnce;
+        for (auto seen = most.load(); now > seen && !most.compare_exchange_weak(seen, now);) {}
+        IoFault::SleepMs(1);
+        atOnce--;
+        done++;
+        return true;
+    }
+    static inline std::atomic<int> atOnce{0}, most{0};
+    std::atomic<int> done{0};
+
+private:
+    std::atomic<int> left_;
+};
+
+TEST_F(UCPosixWorkerPoolTest, EveryStepIsTakenOnceAndWithinTheLimit)
+{
+    std::vector<std::shared_ptr<CountingJob>> jobs;
+    for (auto i = 0; i < 6; i++) { jobs.push_back(std::make_shared<CountingJob>(40)); }
+    CountingJob::most = 0;
+    {
+        WorkerPool::Lane lane;
+        ASSERT_EQ(lane.Setup(3, {}), UC::Status::OK());
+        for (const auto& job : jobs) { lane.Push(job, 40); }
+        lane.Help([&](const Job& job) { return &job == jobs.back().get(); });
+    }  // waits for all of it
+    for (const auto& job : jobs) { ASSERT_EQ(job->done, 40); }
+    ASSERT_LE(CountingJob::most, 3);
+}
+
+TEST_F(UCPosixWorkerPoolTest, ARemovedJobTakesNoFurtherStep)
+{
+    auto job = std::make_shared<CountingJob>(1000);
+    WorkerPool::Lane lane;
+    ASSERT_EQ(lane.Setup(2, {}), UC::Status::OK());
+    lane.Push(job, 1000);
+    ASSERT_EQ(lane.Remove([&](const Job& other) { return &other == job.get(); }).size(), 1);
+    IoFault::SleepMs(20);  // those that have begun a turn finish it
+    const auto done = job->done.load();
+    ASSERT_LT(done, 100);
+    IoFault::SleepMs(20);
+    ASSERT_EQ(job->done, done);
+    lane.Help([&](const Job& other) { return &other == job.get(); });
+    ASSERT_EQ(job->done, done);
+}
+
+TEST_F(UCPosixWorkerPoolTest, StoresShareTheirThreads)
+{
+    const auto before = Threads();
+    {
+        std::vector<std::unique_ptr<UC::StoreV1>> stores;
+        for (auto i = 0; i < 7; i++) { stores.push_back(MakeStoreAt(std::to_string(i), 8)); }
+        for (const auto& store : stores) {
+            const auto blocks = MakeBlocks(32);
+            HostPages from{32, BlockSize(), 7}, to{32, BlockSize()};
+            ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
+            ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK());
+            ASSERT_EQ(to.Bytes(), from.Bytes());
+        }
+        ASSERT_LE(Threads() - before, 8);
+    }
+    ASSERT_EQ(Threads(), before);
+}
+
+TEST_F(UCPosixWorkerPoolTest, AHungStoreTakesNoThreadThatOthersNeed)
+{
+    auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
+    const auto blocks = MakeBlocks(2);
+    HostPages from{2, BlockSize(), 7}, to{2, BlockSize()}, rest{2, BlockSize()};
+    ASSERT_EQ(Dump(*hung, blocks, from), UC::Status::OK());
+    ASSERT_EQ(Dump(*other, blocks, from), UC::Status::OK());
+    std::atomic<bool> closed{true};
+    std::atomic<size_t> held{0};
+    IoFault fault{[&](IoFault::Call& call) {
+        if (call.path.find("/hung/") == std::string::npos) { return 0; }
+        held += call.op == Op::READ;
+        while (call.op == Op::READ && closed) { IoFault::SleepMs(5); }
+        return 0;
+    }};
+    const auto task = hung->Load(MakeDesc(blocks, rest)).Value();
+    while (held < 2) { IoFault::SleepMs(1); }
+    const auto loaded = Load(*other, blocks, to);           // the waiting thread does it
+    const auto dumped = Dump(*other, MakeBlocks(2), from);  // a new thread, once two are stuck
+    closed = false;
+    ASSERT_EQ(loaded, UC::Status::OK());
+    ASSERT_EQ(dumped, UC::Status::OK());
+    ASSERT_EQ(to.Bytes(), from.Bytes());
+    ASSERT_EQ(hung->Wait(task), UC::Status::OK());
+}
