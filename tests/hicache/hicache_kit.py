@@ -580,7 +580,7 @@ def threads():
 
 def open_stores():
     """Native stores of this process that nobody has dropped yet."""
-    return sum(isinstance(thing, FaultStore) for thing in gc.get_objects())
+    return sum(type(thing) is FaultStore for thing in gc.get_objects())
 
 
 def descriptors():

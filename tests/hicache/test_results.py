@@ -197,10 +197,11 @@ def test_submits_every_pool_before_waiting(attached, monkeypatch):
             lambda self, *a, real=real, call=call: order.append(call) or real(self, *a),
         )
     store.batch_get_v2(all_transfers(pools, names, range(4)))
-    assert order == ["load_data"] * 2 + [kit.WAIT] * 2
+    calls = 1 + 4  # all pages of SWA, each page of MAMBA
+    assert order == ["load_data"] * calls + [kit.WAIT] * calls
     order.clear()
     store.batch_set_v2(all_transfers(pools, names, range(4)))
-    assert order == ["dump_data"] * 2 + [kit.WAIT] * 2
+    assert order == ["dump_data"] * calls + [kit.WAIT] * calls
 
 
 def test_concurrent_calls_and_late_registration(site):

@@ -49,9 +49,13 @@ logger = logging.getLogger(__name__)
 
 SIDECAR_FOLDER = "sglang_v2"
 # Threads are shared by all stores of the process: the largest number counts for all.
-_ANCHOR_DEFAULTS = {"posix_data_trans_concurrency": 24}
+_ANCHOR_DEFAULTS = {
+    "posix_data_trans_concurrency": 24,
+    "posix_open_concurrency": 8,
+}
 _SIDECAR_DEFAULTS = {
     "posix_data_trans_concurrency": 8,
+    "posix_open_concurrency": 8,
     "posix_lookup_concurrency": 4,
     "data_dir_shard_bytes": 2,
     "data_dir_on_demand": True,

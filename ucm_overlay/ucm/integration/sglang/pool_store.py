@@ -232,7 +232,10 @@ class FlattenedPoolStore(PoolStore):
 
 
 class _Chunk:
-    """As many pages of one transfer as there was staging for."""
+    """As many pages of one transfer as there was staging for.
+
+    Each is a task of its own: the store moves one page while the next is copied.
+    """
 
     @classmethod
     def start(
@@ -249,65 +252,59 @@ class _Chunk:
 
     def __init__(self, owner, op, keys, firsts, staging):
         self.cause: Exception | None = None
-        self._owner, self._op, self._staging = owner, op, staging
-        self._firsts = firsts[: len(staging)]
-        self._moved = list(range(len(staging)))
-        self._task = None
-        try:
-            if op == "set":
-                self._moved = [i for i in self._moved if self._copy_in(i)]
-            if self._moved:
-                addresses = np.array(
-                    [[staging[i].data_ptr()] for i in self._moved], dtype=np.uint64
-                )
-                self._task = owner._transfer(
-                    op, [keys[i] for i in self._moved], addresses
-                )
-        except Exception as e:
-            self.cause = e
+        self._owner, self._op = owner, op
+        self._pages = [
+            (page, first, self._submit(page, first, key))
+            for page, first, key in zip(staging, firsts, keys, strict=False)
+        ]
 
     def finish(self) -> list[bool]:
-        """One bool per page; staging goes back when no system call can touch it."""
-        done = [False] * len(self._staging)
-        if self._task is None:
-            self._owner._staging.release(self._staging)
-            return done
-        store, task, staging = self._owner.store, self._task, self._owner._staging
-        try:
-            moved = wait_blocks(store, task, len(self._moved))
-        except Exception as e:
-            self.cause = self.cause or e
-            staging.retire(self._staging, partial(transfer_ended, store, task, False))
-            return done
-        if not all(moved):
-            self.cause = self.cause or BlockError(task.error)
-        for i, ok in zip(self._moved, moved, strict=True):
-            done[i] = ok and (self._op == "set" or self._copy_out(i))
-        if all(moved) or transfer_ended(store, task, True):
-            staging.release(self._staging)
-        else:
-            staging.retire(self._staging, partial(transfer_ended, store, task, True))
-        return done
+        """One bool per page."""
+        return [self._finish(*page) for page in self._pages]
 
-    def _copy_in(self, i: int) -> bool:
+    def _submit(self, page: torch.Tensor, first: int, key: str) -> Any:
+        """The page's task; None if it cannot be copied or handed over."""
         try:
-            page = self._owner.pool.get_data_page(self._firsts[i], flat=True)
-            page = page.contiguous().view(torch.uint8).reshape(-1)
-            if page.numel() != self._staging[i].numel():
-                raise LayoutError(
-                    f"a flat page has {page.numel()} bytes, "
-                    f"registered were {self._staging[i].numel()}"
-                )
-            self._staging[i].copy_(page)
-            return True
+            if self._op == "set":
+                self._copy_in(page, first)
+            address = np.array([[page.data_ptr()]], dtype=np.uint64)
+            return self._owner._transfer(self._op, [key], address)
         except Exception as e:
             self.cause = self.cause or e
+            return None
+
+    def _finish(self, page: torch.Tensor, first: int, task: Any) -> bool:
+        """Staging comes back into use when no system call can touch it any more."""
+        store, staging = self._owner.store, self._owner._staging
+        if task is None:
+            staging.release([page])
             return False
-
-    def _copy_out(self, i: int) -> bool:
         try:
-            page = self._staging[i].view(self._owner._dtype)
-            self._owner.pool.set_from_flat_data_page(self._firsts[i], page)
+            (moved,) = wait_blocks(store, task, 1)
+            cause, over = BlockError(task.error), True
+        except Exception as e:
+            moved, cause, over = False, e, False
+        if moved:
+            done = self._op == "set" or self._copy_out(page, first)
+            staging.release([page])
+            return done
+        self.cause = self.cause or cause
+        staging.retire([page], partial(transfer_ended, store, task, over))
+        return False
+
+    def _copy_in(self, staged: torch.Tensor, first: int) -> None:
+        page = self._owner.pool.get_data_page(first, flat=True)
+        page = page.contiguous().view(torch.uint8).reshape(-1)
+        if page.numel() != staged.numel():
+            raise LayoutError(
+                f"a flat page has {page.numel()} bytes, registered were {staged.numel()}"
+            )
+        staged.copy_(page)
+
+    def _copy_out(self, staged: torch.Tensor, first: int) -> bool:
+        try:
+            page = staged.view(self._owner._dtype)
+            self._owner.pool.set_from_flat_data_page(first, page)
             return True
         except Exception as e:
             self.cause = self.cause or e

@@ -25,13 +25,47 @@
 
 namespace UC::PosixStore {
 
-bool AioLane::Setup(const Config& config, size_t nWorker, Worker worker)
+/** Hands one ready unit after the other to a worker. */
+class AioLane::Pump : public Job {
+public:
+    explicit Pump(AioLane* lane) : lane_{lane} {}
+    bool Step() override
+    {
+        UnitPtr unit;
+        auto more = false;
+        {
+            std::lock_guard<std::mutex> lock{lane_->mutex_};
+            auto& ready = lane_->ready_;
+            if (ready.empty()) { return false; }
+            unit = std::move(ready.front());
+            ready.pop_front();
+            more = !ready.empty();
+        }
+        lane_->worker_(std::move(unit));
+        return more;
+    }
+
+private:
+    AioLane* lane_;
+};
+
+Status AioLane::Setup(const Config& config, size_t nWorker, Worker worker)
 {
     depth_ = config.aioQueueDepth;
-    return pool_.SetNWorker(nWorker)
-        .SetWorkerFn([worker = std::move(worker)](auto& unit, auto&) { worker(std::move(unit)); })
-        .SetCpuAffinity(config.cpuAffinityCores)
-        .Run();
+    worker_ = std::move(worker);
+    return workers_.Setup(nWorker, config.cpuAffinityCores);
+}
+
+void AioLane::Wake(size_t n)
+{
+    if (n > 0) { workers_.Push(std::make_shared<Pump>(this), n); }
+}
+
+void AioLane::Resume(UnitPtr unit)
+{
+    std::lock_guard<std::mutex> lock{mutex_};
+    ready_.push_back(std::move(unit));
+    Wake(1);
 }
 
 void AioLane::Push(Units units)
@@ -56,8 +90,8 @@ void AioLane::Leave()
     if (parked_.empty()) {
         Admit();
     } else {
-        pool_.Push(std::move(parked_.front()));
-        parked_.pop_front();
+        ready_.splice(ready_.end(), parked_, parked_.begin());
+        Wake(1);
     }
     if (busy_ == 0) { idle_.notify_all(); }
 }
@@ -68,14 +102,14 @@ AioLane::Units AioLane::Extract(const std::function<bool(const AioUnit&)>& match
     const auto take = [&](Units& from) {
         for (auto it = from.begin(); it != from.end();) {
             auto unit = it++;
-            if (match(**unit)) { matched.splice(matched.end(), from, unit); }
+            if ((*unit)->fd < 0 && match(**unit)) { matched.splice(matched.end(), from, unit); }
         }
     };
     std::lock_guard<std::mutex> lock{mutex_};
-    pool_.Push(parked_);  // what they wait for may go now
-    matched.splice(matched.end(), pool_.Extract([&](const UnitPtr& unit) {
-        return unit->fd < 0 && match(*unit);
-    }));
+    const auto freed = parked_.size();
+    ready_.splice(ready_.end(), parked_);  // what they wait for may go now
+    take(ready_);
+    Wake(freed);
     busy_ -= matched.size();
     take(waiting_);
     Admit();
@@ -92,10 +126,11 @@ void AioLane::Drain()
 void AioLane::Admit()
 {
     // Nothing new while units wait for what those on their way hold.
-    for (; busy_ < depth_ && parked_.empty() && !waiting_.empty(); busy_++) {
-        pool_.Push(std::move(waiting_.front()));
-        waiting_.pop_front();
+    size_t n = 0;
+    for (; busy_ < depth_ && parked_.empty() && !waiting_.empty(); busy_++, n++) {
+        ready_.splice(ready_.end(), waiting_, waiting_.begin());
     }
+    Wake(n);
 }
 
 }  // namespace UC::PosixStore

@@ -28,8 +28,8 @@
 #include "aio_impl.h"
 #include "posix_file.h"
 #include "stall_guard.h"
-#include "thread/thread_pool.h"
 #include "trans_unit.h"
+#include "worker_pool.h"
 
 namespace UC::PosixStore {
 
@@ -50,10 +50,10 @@ public:
     using Units = std::list<UnitPtr>;
     using Worker = std::function<void(UnitPtr)>;
 
-    bool Setup(const Config& config, size_t nWorker, Worker worker);
+    Status Setup(const Config& config, size_t nWorker, Worker worker);
     void Push(Units units);
     /** A unit that is on its way wants a worker again. */
-    void Resume(UnitPtr unit) { pool_.Push(std::move(unit)); }
+    void Resume(UnitPtr unit);
     /** Keeps a unit until another one is done; false when there is none to wait for. */
     bool Park(UnitPtr& unit);
     /** A unit is done. */
@@ -64,15 +64,20 @@ public:
     void Drain();
 
 private:
-    void Admit();
+    class Pump;
 
-    ThreadPool<UnitPtr> pool_;
+    void Admit();
+    void Wake(size_t n);
+
+    Worker worker_;
     size_t depth_{0};
     size_t busy_{0};
     Units waiting_;
     Units parked_;
+    Units ready_;  // for a worker
     std::mutex mutex_;
     std::condition_variable idle_;
+    WorkerPool::Lane workers_;
 };
 
 }  // namespace UC::PosixStore

@@ -56,12 +56,8 @@ Status IoEngineAio::Setup(const Config& config, const SpaceLayout* layout)
                         [this](AioImpl::Io* io) { OnIoDone(UnitPtr{static_cast<AioUnit*>(io)}); });
     if (s.Failure()) [[unlikely]] { return s; }
     const auto work = [this](UnitPtr unit) { Work(std::move(unit)); };
-    if (!loads_.Setup(config, config.openConcurrency, work) ||
-        !dumps_.Setup(config, config.commitConcurrency, work)) {
-        return Status::Error(fmt::format("workers({},{}) start failed", config.openConcurrency,
-                                         config.commitConcurrency));
-    }
-    return Status::OK();
+    s = loads_.Setup(config, config.openConcurrency, work);
+    return s.Success() ? dumps_.Setup(config, config.commitConcurrency, work) : s;
 }
 
 void IoEngineAio::Dispatch(TaskPtr task, WaiterPtr waiter)

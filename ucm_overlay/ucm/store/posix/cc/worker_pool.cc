@@ -70,13 +70,14 @@ void WorkerPool::Lane::Push(JobPtr job, size_t steps)
     pool_->Staff(std::min(steps, limit_ - std::min(limit_, running_)));
 }
 
-void WorkerPool::Lane::Help(const Match& match)
+void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goOn)
 {
     Lock lock{pool_->mutex_};
     const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](auto& j) { return match(*j); });
     if (found == jobs_.end()) { return; }
     const auto job = *found;
-    while (running_ < limit_ && std::find(jobs_.begin(), jobs_.end(), job) != jobs_.end()) {
+    while (running_ < limit_ && goOn() &&
+           std::find(jobs_.begin(), jobs_.end(), job) != jobs_.end()) {
         Serve(*this, job, lock);
     }
 }

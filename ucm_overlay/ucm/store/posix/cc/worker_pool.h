@@ -67,7 +67,7 @@ public:
         /** `steps`: how many threads the job can use. */
         void Push(JobPtr job, size_t steps);
         /** The calling thread serves the job that matches too, where the limit leaves room. */
-        void Help(const Match& match);
+        void Help(const Match& match, const std::function<bool()>& goOn);
         /** Looks whether threads are missing, for some that are there have got stuck. */
         void Kick();
         /** No further step of the jobs that match is begun. */

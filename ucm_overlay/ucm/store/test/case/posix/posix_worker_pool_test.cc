@@ -83,7 +83,8 @@ TEST_F(UCPosixWorkerPoolTest, EveryStepIsTakenOnceAndWithinTheLimit)
         WorkerPool::Lane lane;
         ASSERT_EQ(lane.Setup(3, {}), UC::Status::OK());
         for (const auto& job : jobs) { lane.Push(job, 40); }
-        lane.Help([&](const Job& job) { return &job == jobs.back().get(); });
+        const auto last = [&](const Job& job) { return &job == jobs.back().get(); };
+        lane.Help(last, [&] { return jobs.back()->done < 20; });
     }  // waits for all of it
     for (const auto& job : jobs) { ASSERT_EQ(job->done, 40); }
     ASSERT_LE(CountingJob::most, 3);
@@ -101,7 +102,7 @@ TEST_F(UCPosixWorkerPoolTest, ARemovedJobTakesNoFurtherStep)
     ASSERT_LT(done, 100);
     IoFault::SleepMs(20);
     ASSERT_EQ(job->done, done);
-    lane.Help([&](const Job& other) { return &other == job.get(); });
+    lane.Help([&](const Job& other) { return &other == job.get(); }, [] { return true; });
     ASSERT_EQ(job->done, done);
 }
 
