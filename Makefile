@@ -5,6 +5,8 @@ TO     ?=
 SANITIZE ?=
 VARIANT ?= $(or $(SANITIZE),release)
 V      ?=
+SGLANG ?= 0.5.16
+PLAN   ?= all
 export V
 
 checkout = $(if $(UCM),--ucm "$(UCM)")
@@ -12,11 +14,11 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test gtest conformance bisect lint clean
+.PHONY: build demo test gtest conformance bisect lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | V=1 tracebacks"
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -68,6 +70,16 @@ conformance: | prepared  ## the store's Python tests; VARIANT=asan or tsan for s
 
 bisect: | prepared  ## build every point of the series and run its C++ tests; slow
 	@ci/bisect.sh $(if $(UCM),"$(UCM)")
+
+gpu-package: | prepared  ## pack what a GPU machine without network needs: SGLANG=0.5.16
+	@$(PYTHON) ci/gpu/pack.py --sglang $(SGLANG)
+
+gpu-e2e:  ## serve models on the GPU of this machine and check what comes back from disk; ci/gpu/README.md
+	@test -f build/gpu/package/$(SGLANG).json || $(MAKE) --no-print-directory gpu-package
+	@$(PYTHON) ci/gpu/run.py --sglang $(SGLANG) --plan $(PLAN)
+
+gpu-tables:  ## write docs/gpu-tables.md anew from docs/data/gpu
+	@$(PYTHON) ci/gpu/report.py docs/data/gpu/*.jsonl.gz --page docs/gpu-tables.md
 
 lint:  ## black, isort, ruff, codespell, clang-format at UCM's versions
 	@ci/lint.sh

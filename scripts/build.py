@@ -205,11 +205,16 @@ def build_native(args: argparse.Namespace) -> None:
     call("cmake failed", command, args.out / "log/configure.txt", **where)
     command = ["cmake", "--build", args.cmake, "-j", os.cpu_count(), "-t", "needed"]
     call("the compiler failed", command, args.out / "log/compile.txt")
+    place(args)
+
+
+def place(args: argparse.Namespace) -> None:
+    """Put the shared objects where Python looks for them."""
     for built in args.cmake.glob("ucm/**/*.so"):
-        place = args.tree / built.relative_to(args.cmake)
-        if place.parent.name == "logger":  # UCM installs this one a folder further up
-            place = place.parents[1] / place.name
-        write(place, built.read_bytes())
+        target = args.tree / built.relative_to(args.cmake)
+        if target.parent.name == "logger":  # UCM installs this one a folder further up
+            target = target.parents[1] / target.name
+        write(target, built.read_bytes())
 
 
 def preload(variant: str) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Stands in for IPython, which SGLang imports for its notebook helpers."""

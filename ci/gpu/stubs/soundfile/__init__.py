@@ -1,0 +1,1 @@
+"""Stands in for soundfile, which SGLang imports for audio inputs."""

@@ -1,0 +1,1 @@
+from xgrammar import __getattr__  # noqa: F401
