@@ -141,12 +141,13 @@ class Rank:
                 assert torch.equal(page, self.written[name, place]), (name, place)
 
 
-def erase(ranks, places):
-    """What the run deleted from the disk between two calls."""
+def erase(ranks, places, only=None):
+    """What the run deleted from the disk between two calls; in one pool, or in all."""
     for rank in ranks.values():
         connector = rank.store.connector
         pools = [connector.pools.get(n) for n in rank.pools if n != "kv"]
-        for pool in [connector._anchor, *pools]:
+        pools = [p for p in pools if only in (None, p.name)]
+        for pool in [*pools, *([] if only else [connector._anchor])]:
             if pool is None:
                 continue
             names = {block.hex() for block in pool.ids([key(p) for p in places])}
@@ -156,32 +157,69 @@ def erase(ranks, places):
                         path.unlink()
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_a_trace_of_real_calls_gets_the_same_answers(site, monkeypatch, path):
-    head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
-    monkeypatch.setattr(ucm_connector, "release", lambda: tuple(head["release"]))
-    ranks, written = {}, {}
-    listed = [t for row in rows for t in row.get("transfers", ())]
-    follow = {t["pool"] for t in listed if t["from"] == "kv"}
-    along = follow if head["release"] < [0, 5, 17] else ()
-    for start in [row for row in rows if row["call"] == "init"]:
-        registered = [
-            row
-            for row in rows
-            if row["call"] == "register_mem_host_pool_v2"
-            and row["rank"] == start["rank"]
-        ]
-        tp = start["tp_rank"], start["tp_size"]
-        config = site.config(mla=start["is_mla_model"], tp=tp, backends=2)
-        ranks[start["rank"]] = Rank(site, config, registered, written, along)
-    replayed = 0
+@pytest.fixture
+def attach(site, monkeypatch):
+    """A trace's rows, and its ranks on one disk, on the release that made the calls."""
+
+    def attach(path):
+        head, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+        monkeypatch.setattr(ucm_connector, "release", lambda: tuple(head["release"]))
+        listed = [t for row in rows for t in row.get("transfers", ())]
+        follow = {t["pool"] for t in listed if t["from"] == "kv"}
+        along = sorted(follow) if head["release"] < [0, 5, 17] else []
+        ranks, written = {}, {}
+        for start in (row for row in rows if row["call"] == "init"):
+            registered = [
+                row
+                for row in rows
+                if row["call"] == "register_mem_host_pool_v2"
+                and row["rank"] == start["rank"]
+            ]
+            tp = start["tp_rank"], start["tp_size"]
+            config = site.config(mla=start["is_mla_model"], tp=tp, backends=2)
+            rank = Rank(site, config, registered, written, along)
+            ranks[start["rank"]] = rank
+        return rows, ranks
+
+    return attach
+
+
+def replay(rows, ranks):
+    """Each row as it is replayed."""
     for row in rows:
         if row["call"] == "erase":
             erase(ranks, numbers(row["keys"]))
         elif row["call"].startswith("batch_"):
             getattr(ranks[row["rank"]], row["call"])(row)
-            replayed += 1
-    assert replayed > 30
+        yield row
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
+def test_real_calls_get_the_answers_that_they_got(attach, path):
+    rows, ranks = attach(path)
+    replayed = [r for r in replay(rows, ranks) if r["call"].startswith("batch_")]
+    assert len(replayed) > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "pool"),
+    [
+        ("dsa", "indexer"),
+        ("dsv4", "deepseek_v4_c4"),
+        ("dsv4", "deepseek_v4_c4_indexer"),
+        ("dsv4", "deepseek_v4_c128"),
+    ],
+)
+def test_a_follower_lost_after_the_lookup_fails_the_kv_pages(attach, name, pool):
+    """SGLang 0.5.16 takes the KV's answer alone, so the KV's answer must be no."""
+    rows, ranks = attach(Path(__file__).parent / "traces" / f"{name}.jsonl")
+    steps = replay(rows, ranks)
+    found = next(r for r in steps if r["call"] == "batch_exists_v2" and r["hit"])
+    places, half = numbers(found["keys"]), found["hit"] // 2
+    erase(ranks, places[half:], only=pool)
+    indices = kit.slots(ranks[0].pools["kv"], range(found["hit"]))
+    done = ranks[0].store.batch_get_v1([key(place) for place in places], indices)
+    assert done == [i < half for i in range(found["hit"])]
 
 
 def test_the_traces_cover_every_kind_of_model():
