@@ -239,7 +239,9 @@ def faults() -> faults_module.Faults:
 def no_sanitizer() -> None:
     """For what a sanitizer's runtime changes in the process: signals, uninstrumented code."""
     if any(f"lib{kind}san" in os.environ.get("LD_PRELOAD", "") for kind in "at"):
-        pytest.skip("under a sanitizer signals and uninstrumented code differ; make test runs it")
+        pytest.skip(
+            "under a sanitizer signals and uninstrumented code differ; make test runs it"
+        )
 
 
 @pytest.fixture

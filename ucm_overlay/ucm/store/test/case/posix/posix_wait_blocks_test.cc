@@ -69,7 +69,8 @@ TEST_F(UCPosixWaitBlocksTest, ABlockThatIsNotPublishedHasNoShard)
     HostPages from{2, BlockSize()};
     auto desc = MakeDesc(blocks, from);
     desc[4].addrs[0] = reinterpret_cast<void*>(8);
-    ASSERT_EQ(store->WaitBlocks(store->Dump(desc).Value()).Value().moved, (Moved{1, 1, 1, 0, 0, 0}));
+    ASSERT_EQ(store->WaitBlocks(store->Dump(desc).Value()).Value().moved,
+              (Moved{1, 1, 1, 0, 0, 0}));
 }
 
 TEST_F(UCPosixWaitBlocksTest, WhatIsLateIsNotMoved)
