@@ -167,7 +167,7 @@ def test_a_store_that_cannot_start(site):
     for word in (
         "'swa'",
         "Resource temporarily",
-        "2 x 8",
+        "up to 8 threads",
         "posix_data_trans_concurrency",
     ):
         assert word in str(refusal.value)

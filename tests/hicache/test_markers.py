@@ -1,11 +1,19 @@
 """Format markers and the namespace option: other bytes under the same keys are refused."""
 
+import errno
 import json
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import hicache_kit as kit
 import pytest
 import torch
 from hicache_kit import PoolName
+
+from ucm.integration.sglang import format_marker
+from ucm.integration.sglang.format_marker import PageFormat
 
 SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4
 
@@ -85,7 +93,6 @@ def test_marker_content(site):
 
 def test_fp8_kinds_differ_where_the_server_tells(site, monkeypatch):
     """Host pools hold e4m3 and e5m2 alike as uint8; an unknown kind fits either."""
-    from ucm.integration.sglang import format_marker
 
     def attach(kind):
         monkeypatch.setattr(format_marker, "fp8_element_type", lambda: kind)
@@ -124,7 +131,6 @@ def test_a_damaged_marker_is_refused(site):
 def test_a_refusal_on_the_second_backend_leaves_the_first_clean(
     site, monkeypatch, fault
 ):
-    from ucm.integration.sglang import format_marker
 
     store, mkdir = site.attach(kit.logical(), backends=2), format_marker.os.mkdir
     if fault == "in the way":
@@ -142,21 +148,82 @@ def test_a_refusal_on_the_second_backend_leaves_the_first_clean(
     assert site.everything() == before
 
 
-def test_ranks_that_claim_at_once(site):
-    """Every rank of a replicated pool writes the same marker; one wins, all go on."""
-    from concurrent.futures import ThreadPoolExecutor
+def claims(site, formats, count=64):
+    """What each of `count` ranks that start at once gets: new paths, or the refusal."""
 
-    from ucm.integration.sglang import format_marker
-    from ucm.integration.sglang.format_marker import PageFormat
+    def claim(rank):
+        try:
+            return format_marker.claim(folders, "_m", formats[rank % len(formats)])
+        except ValueError as e:
+            return e
 
     folders = [str(path / "sglang_v2" / "x") for path in site.backends]
-    page_format = PageFormat("m", "torch.uint8", 4, 3, "page_first", (192,))
     with ThreadPoolExecutor(8) as ranks:
-        claim = lambda _: format_marker.claim(folders, "_m", page_format)  # noqa: E731
-        made = list(ranks.map(claim, range(64)))
+        return list(ranks.map(claim, range(count)))
+
+
+@pytest.fixture(params=["hard links", "no hard links"])
+def links(request, monkeypatch):
+    def refuse(*paths):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if request.param == "no hard links":
+        monkeypatch.setattr(format_marker.os, "link", refuse)
+
+
+BF16 = PageFormat("m", "torch.bfloat16", 4, 3, "page_first", (192,))
+FP16 = PageFormat("m", "torch.float16", 4, 3, "page_first", (192,))
+
+
+def test_ranks_that_claim_at_once(site, links):
+    """Every rank of a replicated pool writes the same marker; one wins, all go on."""
+    made = claims(site, [BF16])
     written = [p for paths in made for p in paths if p.endswith(".json")]
     assert len(written) == len(set(written)) == 2
     assert not list(site.root.rglob("*.tmp"))
+
+
+def test_formats_that_claim_at_once(site, links):
+    """Never both: whoever comes second is refused, however close they are."""
+    for _ in range(10):
+        got = claims(site, [BF16, FP16], 16)
+        refused = [isinstance(result, ValueError) for result in got]
+        assert refused in ([False, True] * 8, [True, False] * 8)
+        for path in site.backends:
+            shutil.rmtree(path / "sglang_v2")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_users_of_one_group_share_a_root(site, mask):
+    """Another uid finds the first one's markers, and adds its own model and pool."""
+    if os.geteuid() != 0:
+        pytest.skip("changing the user needs root, as CI has it")
+    site.root.chmod(0o755)
+    for path in site.backends:
+        os.chown(path, -1, 4321)
+        path.chmod(0o2775)
+    for uid, pool, suffix in [
+        (1, "x", "_m"),
+        (2, "x", "_m"),
+        (2, "x", "_n"),
+        (2, "y", "_m"),
+    ]:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with suppress(BaseException):
+                os.setgroups([])
+                os.setgid(4321)
+                os.setuid(4000 + uid)
+                os.umask(mask)
+                folders = [str(path / "sglang_v2" / pool) for path in site.backends]
+                format_marker.claim(folders, suffix, BF16)
+                status = 0
+            os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0, (uid, pool, suffix)
+    markers = list(site.root.rglob("*.json"))
+    assert len(markers) == 6
+    assert {path.stat().st_mode & 0o777 for path in markers} == {0o640}
 
 
 def test_namespace(site):
@@ -203,7 +270,6 @@ def test_a_store_that_fails_late_leaves_its_folders_to_others_only(site):
 
 def test_markers_without_hard_links_and_without_writing(site, monkeypatch, messages):
     """A file system that lacks links gets its markers; a read-only one is served unmarked."""
-    from ucm.integration.sglang import format_marker
 
     def no_links(*_):
         raise PermissionError(1, "Operation not permitted")

@@ -33,6 +33,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 import uuid
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -43,6 +44,8 @@ from ucm.integration.sglang.sglang_release import fp8_element_type
 logger = logging.getLogger(__name__)
 
 MARKER_FOLDER = ".layout"
+# Those of the store's own files: the group shares them whatever the umask.
+_FOLDER_MODE, _FILE_MODE = 0o774, 0o640
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class PageFormat:
             component_sizes=tuple(size for size in layout.sizes if size),
             element_type=fp8_element_type(),
         )
-
 
     def changes(self, other: "PageFormat") -> dict[str, tuple[Any, Any]]:
         """Fields that differ, with both values. An unknown element type differs from none."""
@@ -107,11 +109,8 @@ def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]
                     "no page format marker %s: its folder is read-only", path
                 )
                 continue
-            _make_folders(os.path.dirname(path), made)
-            if _write(path, content):
-                made.append(path)
-            else:
-                _check(path, content)
+            _make_folders(os.path.dirname(os.path.dirname(path)), made)
+            _mark(path, content, made)
     except OSError as e:
         release(made)
         raise ValueError(
@@ -121,6 +120,18 @@ def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]
         release(made)
         raise
     return made
+
+
+def _mark(path: str, content: dict[str, Any], made: list[str]) -> None:
+    """Write one marker. Where rights forbid it the pages go unmarked, and the log says so."""
+    try:
+        _make_folders(os.path.dirname(path), made)
+        if _write(path, content):
+            made.append(path)
+        else:
+            _check(path, content)
+    except PermissionError as e:
+        logger.warning("no page format marker %s: %s", path, e.strerror)
 
 
 def release(made: list[str]) -> None:
@@ -147,8 +158,7 @@ def _remove_empty_children(folder: str) -> None:
 def _check(path: str, content: dict[str, Any]) -> bool:
     """False when there is no marker; ValueError when it tells of another format."""
     try:
-        with open(path, encoding="utf-8") as f:
-            found = dict(json.load(f))
+        found = dict(json.loads(_read(path)))
     except FileNotFoundError:
         return False
     except (ValueError, TypeError) as e:
@@ -163,6 +173,17 @@ def _check(path: str, content: dict[str, Any]) -> bool:
         + ", ".join(f"{k}: stored {found.get(k)!r}, now {content[k]!r}" for k in fields)
         + f"; marker {path}). Set ucm_connector_config.namespace to keep them apart"
     )
+
+
+def _read(path: str) -> str:
+    """The text of a marker; one that another rank is just writing is still empty."""
+    deadline = time.monotonic() + 1
+    while True:
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        if text or time.monotonic() > deadline:
+            return text
+        time.sleep(0.01)
 
 
 def _is_read_only(folder: str) -> bool:
@@ -180,22 +201,30 @@ def _make_folders(folder: str, made: list[str]) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(path)
             made.append(path)
+            os.chmod(path, _FOLDER_MODE)
 
 
 def _write(path: str, content: dict[str, Any]) -> bool:
     """Write the whole marker or nothing; False when another rank was first."""
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
-        with open(temporary, "x", encoding="utf-8") as f:
-            json.dump(content, f, indent=1, sort_keys=True)
+        _write_new(temporary, content)
         try:
             os.link(temporary, path)
         except FileExistsError:
             return False
         except OSError:
-            # A file system without hard links; the worst case is the same marker twice.
-            os.rename(temporary, path)
+            # A file system without hard links: readers wait for the text.
+            _write_new(path, content)
         return True
+    except FileExistsError:
+        return False
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
+
+
+def _write_new(path: str, content: dict[str, Any]) -> None:
+    with open(path, "x", encoding="utf-8") as f:
+        os.fchmod(f.fileno(), _FILE_MODE)
+        f.write(json.dumps(content, indent=1, sort_keys=True))

@@ -78,7 +78,9 @@ class PoolStore:
         self.store = store
         self._format = page_format
         self._suffix = suffix
-        self.folders = list(getattr(store, "config", {}).get("storage_backends", []))
+        options = getattr(store, "config", {})
+        self.folders = list(options.get("storage_backends", []))
+        self._direct = bool(options.get("io_direct"))
         self._failures = FailureLog(f"{name} in {', '.join(self.folders)}")
 
     def presence(self, keys: Sequence[str]) -> np.ndarray:
@@ -112,6 +114,8 @@ class PoolStore:
         changes = self._format.changes(page_format)
         if layout.sizes != self.layout.sizes:
             changes["sizes"] = (self.layout.sizes, layout.sizes)
+        if self._direct and not layout.aligned:
+            changes["aligned to 4096"] = (True, False)
         if changes:
             raise LayoutError(
                 f"pool {self.name!r} is registered with pages of another format ("
@@ -324,9 +328,7 @@ class FailureLog:
         self._last = {}
         self._hidden = {}
 
-    def report(
-        self, op: str, failed: int, pages: int, cause: Exception | None
-    ) -> None:
+    def report(self, op: str, failed: int, pages: int, cause: Exception | None) -> None:
         now = time.monotonic()
         with self._lock:
             if now - self._last.get(op, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:

@@ -93,15 +93,14 @@ class StoreFactory:
             raise
 
     def _create(self, name: str, options: dict[str, Any]) -> Any:
-        """The native store; an error tells the pool, the cause and the threads it wanted."""
+        """The native store; an error tells the pool, the cause and the threads it wants."""
         try:
             return UcmConnectorFactoryV1.create_connector(
                 self.config.connector_name, options, self.config.module_path
             )
         except Exception as e:
             raise ValueError(
-                f"pool {name!r}: no store at {options['storage_backends']}: {e}. It starts "
-                f"2 x {options.get('posix_data_trans_concurrency', 128)} transfer and "
-                f"{options.get('posix_lookup_concurrency', 16)} lookup threads (options "
-                "posix_data_trans_concurrency, posix_lookup_concurrency)"
+                f"pool {name!r}: no store at {options['storage_backends']}: {e}. It uses "
+                f"up to {options.get('posix_data_trans_concurrency', 128)} threads, which the "
+                "stores of a process share (option posix_data_trans_concurrency)"
             ) from e

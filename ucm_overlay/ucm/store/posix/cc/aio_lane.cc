@@ -120,7 +120,8 @@ AioLane::Units AioLane::Extract(const std::function<bool(const AioUnit&)>& match
 void AioLane::Drain()
 {
     std::unique_lock<std::mutex> lock{mutex_};
-    idle_.wait(lock, [this] { return busy_ == 0; });
+    const auto second = std::chrono::seconds(1);
+    while (!idle_.wait_for(lock, second, [this] { return busy_ == 0; })) { Kick(); }
 }
 
 void AioLane::Admit()

@@ -62,6 +62,7 @@ public:
     Units Extract(const std::function<bool(const AioUnit&)>& match);
     /** Until all units are done. */
     void Drain();
+    void Kick() { workers_.Kick(); }
 
 private:
     class Pump;

@@ -24,6 +24,7 @@
 #ifndef UNIFIEDCACHE_POSIX_STORE_CC_IO_ENGINE_H
 #define UNIFIEDCACHE_POSIX_STORE_CC_IO_ENGINE_H
 
+#include <functional>
 #include <mutex>
 #include <unordered_map>
 #include "logger/logger.h"
@@ -72,6 +73,7 @@ public:
         auto iter = tasks_.find(id);
         if (iter == tasks_.end()) [[unlikely]] { return Unknown(id); }
         auto finished = iter->second.waiter->Check();
+        if (!finished) { Kick(); }
         if (finished && !iter->second.task) { tasks_.erase(iter); }
         return finished;
     }
@@ -93,9 +95,10 @@ public:
                 return Status{Status::Timeout().Underlying(), fmt::format("gave up task({})", id)};
             }
         }
-        if (!Await(entry.task, entry.waiter)) [[unlikely]] {
+        if (!Await(entry)) [[unlikely]] {
             entry.task->GiveUp();
             Cancel(entry.task);
+            Kick();
             if (!entry.waiter->Check()) { layout_->Guard().GivenUp(entry.waiter); }
             layout_->Guard().Stalled();  // says so
             if (entry.task->type == TransTask::Type::LOAD) { entry.waiter->Wait(); }
@@ -120,13 +123,10 @@ protected:
     virtual void Dispatch(TaskPtr task, WaiterPtr waiter) = 0;
     /** Drops what has not begun. */
     virtual void Cancel(TaskPtr task) = 0;
-    /** False when the timeout passed before the task was over. */
-    virtual bool Await(const TaskPtr&, const WaiterPtr& waiter)
-    {
-        return waiter->WaitFor(timeoutMs_);
-    }
-
-    size_t timeoutMs_{0};  // 0: none
+    /** Called now and then while a task is waited for: threads may have got stuck elsewhere. */
+    virtual void Kick() {}
+    /** What the waiting thread can do of a load, as long as `inTime`. */
+    virtual void Help(const TaskPtr&, const std::function<bool()>& inTime) {}
 
 private:
     struct Entry {
@@ -138,6 +138,22 @@ private:
     {
         return {Status::NotFound().Underlying(), fmt::format("unknown task({})", id)};
     }
+    /** False when the timeout passed before the task was over. */
+    bool Await(const Entry& entry)
+    {
+        const auto& waiter = entry.waiter;
+        const auto inTime = [&] { return timeoutMs_ == 0 || !waiter->IsTimeout(timeoutMs_); };
+        // A load waits for its I/O whatever happens, so it may as well do some of it.
+        if (entry.task->type == TransTask::Type::LOAD) { Help(entry.task, inTime); }
+        constexpr size_t second = 1000;
+        for (auto ms = second; timeoutMs_ == 0 || ms < timeoutMs_; ms += second) {
+            if (waiter->WaitFor(ms)) { return true; }
+            Kick();
+        }
+        return waiter->WaitFor(timeoutMs_);
+    }
+
+    size_t timeoutMs_{0};  // 0: none
     size_t nTensor_{1};
     size_t nShard_{1};
     const SpaceLayout* layout_{nullptr};

@@ -81,6 +81,12 @@ void IoEngineAio::Cancel(TaskPtr task)
     }
 }
 
+void IoEngineAio::Kick()
+{
+    loads_.Kick();
+    dumps_.Kick();
+}
+
 void IoEngineAio::Work(UnitPtr unit)
 {
     auto s = Status::Timeout();

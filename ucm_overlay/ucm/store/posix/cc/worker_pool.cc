@@ -59,7 +59,8 @@ WorkerPool::Lane::~Lane()
 {
     if (!pool_) { return; }
     Lock lock{pool_->mutex_};
-    idle_.wait(lock, [this] { return running_ == 0 && jobs_.empty(); });
+    const auto idle = [this] { return running_ == 0 && jobs_.empty(); };
+    while (!idle_.wait_for(lock, std::chrono::milliseconds(StuckMs), idle)) { Staff(); }
     pool_->lanes_.remove(this);
 }
 
@@ -67,7 +68,13 @@ void WorkerPool::Lane::Push(JobPtr job, size_t steps)
 {
     std::lock_guard<std::mutex> lock{pool_->mutex_};
     jobs_.push_back(std::move(job));
-    pool_->Staff(std::min(steps, limit_ - std::min(limit_, running_)));
+    Staff(steps);
+}
+
+void WorkerPool::Lane::Staff(size_t wanted)
+{
+    if (jobs_.empty()) { return; }
+    pool_->Staff(std::min(wanted, limit_ - std::min(limit_, running_)));
 }
 
 void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goOn)
@@ -80,12 +87,15 @@ void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goO
            std::find(jobs_.begin(), jobs_.end(), job) != jobs_.end()) {
         Serve(*this, job, lock);
     }
+    // The place of this thread is free, and other jobs may want it. Out of time, its caller removes
+    // this one first, and kicks then.
+    if (goOn()) { Staff(); }
 }
 
 void WorkerPool::Lane::Kick()
 {
     std::lock_guard<std::mutex> lock{pool_->mutex_};
-    if (!jobs_.empty()) { pool_->Staff(limit_ - std::min(limit_, running_)); }
+    Staff();
 }
 
 std::list<WorkerPool::Lane::JobPtr> WorkerPool::Lane::Remove(const Match& match)

@@ -27,6 +27,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <functional>
+#include <limits>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -75,6 +76,7 @@ public:
 
     private:
         friend class WorkerPool;
+        void Staff(size_t wanted = std::numeric_limits<size_t>::max());
         std::shared_ptr<WorkerPool> pool_;
         size_t limit_{0};
         size_t running_{0};

@@ -565,3 +565,42 @@ TEST_F(UCPosixAioTest, DestroyingAStoreWaitsForTheKernel)
         later.join();
     }
 }
+
+TEST_F(UCPosixAioTest, AHungStoreTakesNoThreadThatItNeeds)
+{
+    auto config = AioConfig();
+    config.SetNumber("posix_open_concurrency", 2);
+    config.SetNumber("posix_commit_concurrency", 2);
+    auto store = MakeStore(config);
+    const auto folder = Path() + "hung";
+    ASSERT_EQ(mkdir(folder.c_str(), 0755), 0);
+    auto other = MakeConfig();
+    other.Set("storage_backends", std::vector<std::string>{folder});
+    other.SetNumber("posix_data_trans_concurrency", 2);
+    auto hung = MakeStore(other);
+    const auto blocks = MakeBlocks(2);
+    HostPages from{2, BlockSize(), 7}, to{2, BlockSize()};
+    ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
+    std::atomic<bool> closed{true};
+    std::atomic<size_t> held{0};
+    auto dumped = UC::Status::Error(), loaded = UC::Status::Error();
+    {
+        IoFault fault{[&](IoFault::Call& call) {
+            if (call.op != IoFault::Op::WRITE || call.path.find("/hung/") == std::string::npos) {
+                return 0;
+            }
+            held++;
+            while (closed) { IoFault::SleepMs(5); }
+            return 0;
+        }};
+        const auto task = hung->Dump(MakeDesc(blocks, from)).Value();
+        while (held < 2) { IoFault::SleepMs(1); }
+        loaded = Load(*store, blocks, to);
+        dumped = Dump(*store, MakeBlocks(2), from);
+        closed = false;
+        ASSERT_EQ(hung->Wait(task), UC::Status::OK());
+    }
+    ASSERT_EQ(loaded, UC::Status::OK());
+    ASSERT_EQ(dumped, UC::Status::OK());
+    ASSERT_EQ(to.Bytes(), from.Bytes());
+}

@@ -23,7 +23,7 @@
  * */
 #include <filesystem>
 #include "detail/path_base.h"
-#include "posix/cc/space_layout.h"
+#include "posix/cc/space_manager.h"
 
 class UCPosixBackendsTest : public UC::Test::Detail::PathBase {};
 
@@ -37,8 +37,8 @@ TEST_F(UCPosixBackendsTest, MakesTheFoldersOfEveryBackend)
     }
     config.dataDirShardBytes = 1;
     for (auto round = 0; round < 2; round++) {
-        UC::PosixStore::SpaceLayout layout;
-        ASSERT_EQ(layout.Setup(config), UC::Status::OK());
+        UC::PosixStore::SpaceManager spaceMgr;
+        ASSERT_EQ(spaceMgr.Setup(config), UC::Status::OK());
         ASSERT_TRUE(fs::is_directory(Path() + "first/f"));
         ASSERT_TRUE(fs::is_directory(Path() + "second/f"));
     }

@@ -22,6 +22,7 @@
  * SOFTWARE.
  * */
 #include <ctime>
+#include <filesystem>
 #include <fmt/ranges.h>
 #include <fstream>
 #include <sys/resource.h>
@@ -44,6 +45,7 @@ protected:
         config.storageBackends = {Path()};
         config.dataDirShardBytes = 0;
         ASSERT_EQ(layout_.Setup(config), UC::Status::OK());
+        std::filesystem::create_directories(Path() + "data");
     }
     std::string MakeOldFile(const UC::Detail::BlockId& block) const
     {

@@ -27,6 +27,7 @@
 #include "posix/cc/worker_pool.h"
 #include "posix_io_fault.h"
 #include "posix_store_base.h"
+#include "time/now_time.h"
 
 using UC::PosixStore::Job;
 using UC::PosixStore::WorkerPool;
@@ -124,28 +125,83 @@ TEST_F(UCPosixWorkerPoolTest, StoresShareTheirThreads)
     ASSERT_EQ(Threads(), before);
 }
 
+/** Holds what reads and writes below a folder. */
+struct Hang {
+    explicit Hang(std::string folder)
+        : fault{[this, folder = std::move(folder)](IoFault::Call& call) {
+              using Op = IoFault::Op;
+              const auto here = call.path.find(folder) != std::string::npos;
+              if (!here || (call.op != Op::READ && call.op != Op::WRITE)) { return 0; }
+              held++;
+              while (closed) { IoFault::SleepMs(5); }
+              return 0;
+          }}
+    {
+    }
+    ~Hang() { closed = false; }
+    void AwaitHeld(size_t n) const
+    {
+        while (held < n) { IoFault::SleepMs(1); }
+    }
+    std::atomic<bool> closed{true};
+    std::atomic<size_t> held{0};
+    IoFault fault;
+};
+
 TEST_F(UCPosixWorkerPoolTest, AHungStoreTakesNoThreadThatOthersNeed)
 {
     auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
     const auto blocks = MakeBlocks(2);
-    HostPages from{2, BlockSize(), 7}, to{2, BlockSize()}, rest{2, BlockSize()};
-    ASSERT_EQ(Dump(*hung, blocks, from), UC::Status::OK());
+    HostPages from{2, BlockSize(), 7}, to{2, BlockSize()};
     ASSERT_EQ(Dump(*other, blocks, from), UC::Status::OK());
-    std::atomic<bool> closed{true};
-    std::atomic<size_t> held{0};
-    IoFault fault{[&](IoFault::Call& call) {
-        if (call.path.find("/hung/") == std::string::npos) { return 0; }
-        held += call.op == Op::READ;
-        while (call.op == Op::READ && closed) { IoFault::SleepMs(5); }
-        return 0;
-    }};
-    const auto task = hung->Load(MakeDesc(blocks, rest)).Value();
-    while (held < 2) { IoFault::SleepMs(1); }
+    Hang hang{"/hung/"};
+    const auto task = hung->Dump(MakeDesc(blocks, from)).Value();
+    hang.AwaitHeld(2);
     const auto loaded = Load(*other, blocks, to);           // the waiting thread does it
     const auto dumped = Dump(*other, MakeBlocks(2), from);  // a new thread, once two are stuck
-    closed = false;
+    hang.closed = false;
     ASSERT_EQ(loaded, UC::Status::OK());
     ASSERT_EQ(dumped, UC::Status::OK());
     ASSERT_EQ(to.Bytes(), from.Bytes());
     ASSERT_EQ(hung->Wait(task), UC::Status::OK());
+}
+
+TEST_F(UCPosixWorkerPoolTest, AHungStoreHoldsUpNoDestruction)
+{
+    auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
+    const auto blocks = MakeBlocks(2);
+    HostPages from{2, BlockSize(), 7};
+    Hang hang{"/hung/"};
+    const auto task = hung->Dump(MakeDesc(blocks, from)).Value();
+    hang.AwaitHeld(2);
+    ASSERT_TRUE(other->Dump(MakeDesc(blocks, from)).HasValue());
+    const auto start = UC::NowTime::Now();
+    other.reset();
+    ASSERT_LT(UC::NowTime::Now() - start, 10);  // and not until the other one is let go
+    hang.closed = false;
+    ASSERT_EQ(hung->Wait(task), UC::Status::OK());
+    ASSERT_EQ(MakeStoreAt("other", 2)->Lookup(blocks.data(), 2).Value(),
+              (std::vector<uint8_t>{1, 1}));
+}
+
+TEST_F(UCPosixWorkerPoolTest, WorkThatCameWhileAThreadHelpedIsDone)
+{
+    auto store = MakeStoreAt("store", 1);
+    const auto blocks = MakeBlocks(16);
+    HostPages from{16, BlockSize(), 7}, to{16, BlockSize()}, one{1, BlockSize()};
+    ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
+    IoFault fault{[](IoFault::Call& call) {
+        if (call.op == IoFault::Op::READ) { IoFault::SleepMs(5); }
+        return 0;
+    }};
+    std::thread waiting{[&] { ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK()); }};
+    IoFault::SleepMs(20);
+    const auto late = store->Load(MakeDesc({blocks[0]}, one)).Value();
+    const auto start = UC::NowTime::Now();
+    while (!store->Check(late).Value()) {
+        ASSERT_LT(UC::NowTime::Now() - start, 10);
+        IoFault::SleepMs(1);
+    }
+    waiting.join();
+    ASSERT_EQ(store->Wait(late), UC::Status::OK());
 }
