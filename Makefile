@@ -3,6 +3,8 @@ PYTHON ?= python3
 UCM    ?=
 TO     ?=
 SANITIZE ?=
+SHORT  ?=
+PUBLISH ?=
 VARIANT ?= $(or $(SANITIZE),release)
 V      ?=
 SGLANG ?= 0.5.16
@@ -14,7 +16,7 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test gtest conformance bisect lint clean gpu-package gpu-e2e gpu-tables
+.PHONY: build demo test bench gtest conformance bisect lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -54,6 +56,15 @@ test: build build/base/tree  ## tool, store and connector tests, on the real sto
 	@$(venv) -m pytest tests/tools
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
+	@$(venv) -m pytest tests/bench
+
+bench: build build/base/tree build/bench/site  ## how fast it is, next to the kernel and others; SHORT=1 for CI, PUBLISH=1 into docs/
+	@$(venv) tests/bench/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish)
+
+build/bench/site: ci/requirements/bench.txt | build
+	@rm -rf $@
+	@$(venv) -m pip install -q --disable-pip-version-check --no-deps --target $@ -r $<
+	@touch $@
 
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM

@@ -1,0 +1,230 @@
+"""Tables and charts of one run. `report.py FILE.json` makes them again from the raw numbers."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import machine
+from stats import MissingNumbers, Samples, growth, ratio
+from targets import ratio_text, samples, seconds, targets
+
+HEAD = "# Results\n\nWritten by `make bench`; [performance.md](performance.md) says how to read it.\n"
+SITE = Path(__file__).parents[2] / "build" / "bench" / "site"
+COLORS = {
+    "series": "#1f77b4",
+    "series aio": "#17becf",
+    "store": "#9467bd",
+    "base store": "#ff7f0e",
+    "HiCacheFile": "#d62728",
+    "C": "#2ca02c",
+}
+
+
+def row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    return [row(head), row(["---"] * len(head)), *(row(cells) for cells in rows)]
+
+
+def against(case: dict, name: str, reference: str) -> str:
+    """How many times as fast as the reference; only with both raw numbers."""
+    if name == reference:
+        return ""
+    try:
+        top = samples(case, reference) or Samples(())
+        return ratio_text(ratio(top, samples(case, name) or Samples(())))
+    except MissingNumbers:
+        return "-"
+
+
+def measured(case: dict, name: str) -> list[str]:
+    """Median, quartiles, and bytes a second where bytes move."""
+    found = samples(case, name)
+    low, high = found.quartiles
+    speed = f"{case['bytes'] / found.median / 1e9:.2f} GB/s" if case["bytes"] else ""
+    return [seconds(found.median), f"{seconds(low)} - {seconds(high)}", speed]
+
+
+def table(comparison: dict) -> list[str]:
+    references = comparison["references"]
+    head = ["case", "contestant", "median", "quartiles", "speed"]
+    head += [f"times as fast as {name}" for name in references]
+    rows = []
+    for case in comparison["cases"]:
+        for name in case["samples"]:
+            cells = [case["label"], name, *measured(case, name)]
+            rows.append(cells + [against(case, name, r) for r in references])
+    return grid(head, rows)
+
+
+def curve_table(comparison: dict) -> list[str]:
+    """Growth: the exponent from the point before; 1 is linear, less is better."""
+    (reference,) = comparison["references"]
+    unit = comparison["curve"]
+    head = ["op", unit, "contestant", "median", "quartiles", "speed", "growth"]
+    head.append(f"times as fast as {reference}")
+    rows = []
+    for op, name, points in lines(comparison):
+        medians = [samples(c, name).median for c in points]
+        steps = ["", *(f"{g:.2f}" for g in growth([c["at"] for c in points], medians))]
+        for case, step in zip(points, steps, strict=True):
+            cells = [op, case["at"], name, *measured(case, name), step]
+            rows.append([*cells, against(case, name, reference)])
+    return grid(head, rows)
+
+
+def lines(comparison: dict):
+    """(operation, contestant, its points) of a curve."""
+    cases = comparison["cases"]
+    for op in dict.fromkeys(case["label"] for case in cases):
+        points = [case for case in cases if case["label"] == op]
+        for name in dict.fromkeys(n for case in points for n in case["samples"]):
+            yield op, name, [case for case in points if name in case["samples"]]
+
+
+def facts(comparison: dict) -> list[str]:
+    """Who was absent and why; what else was counted."""
+    found = []
+    for case in comparison["cases"]:
+        where = case["label"] + (f" at {case['at']}" if case["at"] else "")
+        for name, why in case["absent"].items():
+            found.append(f"- {where}: {name} is absent, {why}")
+    for case in comparison["cases"]:
+        where = case["label"] + (f" at {case['at']}" if case["at"] else "")
+        parts = []
+        for name, value in case["facts"].items():
+            parts.append(f"{name} {_short(value)}")
+        if parts:
+            found.append(f"- {where}: {'; '.join(parts)}")
+    return list(dict.fromkeys(found))
+
+
+def _short(value: object) -> object:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k} {_short(v)}" for k, v in value.items()) + ")"
+    return f"{value:.3g}" if isinstance(value, float) else value
+
+
+def text(result: dict, figures: str) -> str:
+    """The whole page; figures: the folder of the charts, seen from the page."""
+    rounds = f"{result['rounds']} rounds, {result['threads']} threads each, "
+    out = [
+        HEAD,
+        f"{machine.line(result['machine'])}; {rounds}{result['seconds']} s.",
+        "",
+    ]
+    out += ["## Targets", "", *target_table(result), ""]
+    for comparison in result["comparisons"]:
+        made = curve_table if comparison["curve"] else table
+        out += [f"## {comparison['title']}", "", comparison["note"] + ".", ""]
+        out += [f"![{comparison['title']}]({figures}/{comparison['id']}.png)", ""]
+        out += [*made(comparison), ""]
+        notes = facts(comparison)
+        out += ["Seen besides:", "", *notes, ""] if notes else []
+    return "\n".join(out)
+
+
+def target_table(result: dict) -> list[str]:
+    rows = [(t.what, t.wanted, t.measured, t.met) for t in targets(result)]
+    return grid(["target", "wanted", "measured", "met?"], rows)
+
+
+def targets_text(result: dict) -> str:
+    found = targets(result)
+    wide = max((len(t.what) for t in found), default=0)
+    rows = [f"{t.what:<{wide}}  {t.wanted:>9}  {t.met:<12} {t.measured}" for t in found]
+    return "\n".join(["target -> measured -> met?", *rows])
+
+
+def chart(comparison: dict, path: Path) -> None:
+    """One picture: bars of speed or time, lines for a curve."""
+    if SITE.is_dir() and str(SITE) not in sys.path:
+        sys.path.append(str(SITE))
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    if comparison["curve"]:
+        _draw_lines(comparison, axes)
+    else:
+        _draw_bars(comparison, axes)
+    axes.set_title(comparison["title"])
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _draw_lines(comparison: dict, axes) -> None:
+    for op, name, points in lines(comparison):
+        values = [samples(case, name).median for case in points]
+        at, style = [case["at"] for case in points], "-" if op == "get" else "--"
+        color = COLORS.get(name)
+        axes.plot(at, values, style, marker="o", color=color, label=f"{op}, {name}")
+    axes.set(xscale="log", yscale="log", xlabel=comparison["curve"], ylabel="seconds")
+
+
+def _draw_bars(comparison: dict, axes) -> None:
+    """The median; whiskers span the quartiles."""
+    cases = comparison["cases"]
+    names = list(dict.fromkeys(n for case in cases for n in case["samples"]))
+    speed = all(case["bytes"] for case in cases) and len(names) > 2
+    width = 0.8 / max(1, len(names))
+    for number, name in enumerate(names):
+        at, heights, spread = [], [], []
+        for place, case in enumerate(cases):
+            found = samples(case, name)
+            if found is None:
+                continue
+            low, high = found.quartiles
+            value, ends = found.median, (low, high)
+            if speed:
+                scale = case["bytes"] / 1e9
+                value, ends = scale / value, (scale / high, scale / low)
+            at.append(place + (number - (len(names) - 1) / 2) * width)
+            heights.append(value)
+            spread.append((value - ends[0], ends[1] - value))
+        error = list(zip(*spread, strict=True))
+        color = COLORS.get(name)
+        axes.bar(at, heights, width, yerr=error, label=name, color=color, capsize=2)
+    labels = [case["label"].replace(", ", ",\n") for case in cases]
+    axes.set_xticks(range(len(cases)), labels, fontsize="x-small")
+    axes.set_ylabel("GB/s" if speed else "seconds")
+    if not speed:
+        axes.set_yscale("log")
+
+
+def write(result: dict, out: Path) -> None:
+    """results.md and the charts beside it."""
+    (out / "results.md").write_text(text(result, "."))
+    for comparison in result["comparisons"]:
+        chart(comparison, out / f"{comparison['id']}.png")
+
+
+def publish(result: dict, docs: Path) -> None:
+    """docs/performance-results.md and docs/performance/*.png."""
+    figures = docs / "performance"
+    figures.mkdir(exist_ok=True)
+    for old in figures.glob("*.png"):
+        old.unlink()
+    (docs / "performance-results.md").write_text(text(result, figures.name))
+    for comparison in result["comparisons"]:
+        chart(comparison, figures / f"{comparison['id']}.png")
+
+
+def main() -> int:
+    raw = Path(sys.argv[1])
+    result = json.loads(raw.read_text())
+    write(result, raw.parent)
+    print(targets_text(result))
+    print(f"tables   {raw.parent / 'results.md'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
