@@ -36,13 +36,14 @@ class Case:
     """One row group of a table: samples per contestant, in the comparison's unit.
 
     at: the position on a curve. bytes: moved per transfer. absent: who cannot, and why.
-    facts: what else was seen (threads, cache residency, CPU seconds), by contestant or name.
+    facts: what else was seen of a contestant: threads added, the part of its files that was
+    in the page cache, CPU seconds a transfer.
     """
 
     label: str
     samples: dict[str, list[float]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, object] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
     bytes: int = 0
     at: float | None = None
 
@@ -188,8 +189,8 @@ def measure(
     for name, fact in facts.items():
         if fact.get("absent"):
             case.drop(name, fact["absent"])
-        elif "threads" in fact:
-            case.facts[f"threads of {name}"] = fact["threads"]
+        else:
+            case.facts[name] = {"threads": fact["threads"]}
     cpu: dict[str, list[float]] = {}
     for number in range(-1, settings.rounds):
         for name in order(list(opened.children), max(number, 0)):
@@ -208,10 +209,9 @@ def measure(
                 case.add(name, took)
                 cpu.setdefault(name, []).append(spent)
             if resident is not None:
-                case.facts[f"cached for {name}"] = round(resident, 3)
-    case.facts["cpu seconds"] = {
-        name: sum(spent) / len(spent) for name, spent in cpu.items()
-    }
+                case.facts[name]["cached"] = resident
+    for name, spent in cpu.items():
+        case.facts[name]["CPU"] = sum(spent) / len(spent)
 
 
 def transfers(settings: Settings) -> Iterator[Comparison]:

@@ -18,6 +18,7 @@ COLORS = {
     "base store": "#ff7f0e",
     "HiCacheFile": "#d62728",
     "C": "#2ca02c",
+    "Python hashlib": "#7f7f7f",
 }
 
 
@@ -40,22 +41,25 @@ def against(case: dict, name: str, reference: str) -> str:
         return "-"
 
 
-def measured(case: dict, name: str) -> list[str]:
-    """Median, quartiles, and bytes a second where bytes move."""
+def measured(case: dict, name: str, facts: Sequence[str]) -> list[str]:
+    """Median, quartiles, bytes a second where bytes move, and these facts."""
     found = samples(case, name)
     low, high = found.quartiles
     speed = f"{case['bytes'] / found.median / 1e9:.2f} GB/s" if case["bytes"] else ""
-    return [seconds(found.median), f"{seconds(low)} - {seconds(high)}", speed]
+    cells = [seconds(found.median), f"{seconds(low)} - {seconds(high)}", speed]
+    seen = case["facts"].get(name, {})
+    return cells + [fact(one, seen.get(one)) for one in facts]
 
 
 def table(comparison: dict) -> list[str]:
     references = comparison["references"]
-    head = ["case", "contestant", "median", "quartiles", "speed"]
+    extra = fact_names(comparison)
+    head = ["case", "contestant", "median", "quartiles", "speed", *extra]
     head += [f"times as fast as {name}" for name in references]
     rows = []
     for case in comparison["cases"]:
         for name in case["samples"]:
-            cells = [case["label"], name, *measured(case, name)]
+            cells = [case["label"], name, *measured(case, name, extra)]
             rows.append(cells + [against(case, name, r) for r in references])
     return grid(head, rows)
 
@@ -64,14 +68,15 @@ def curve_table(comparison: dict) -> list[str]:
     """Growth: the exponent from the point before; 1 is linear, less is better."""
     (reference,) = comparison["references"]
     unit = comparison["curve"]
-    head = ["op", unit, "contestant", "median", "quartiles", "speed", "growth"]
-    head.append(f"times as fast as {reference}")
+    extra = fact_names(comparison)
+    head = ["op", unit, "contestant", "median", "quartiles", "speed", *extra]
+    head += ["growth", f"times as fast as {reference}"]
     rows = []
     for op, name, points in lines(comparison):
         medians = [samples(c, name).median for c in points]
         steps = ["", *(f"{g:.2f}" for g in growth([c["at"] for c in points], medians))]
         for case, step in zip(points, steps, strict=True):
-            cells = [op, case["at"], name, *measured(case, name), step]
+            cells = [op, case["at"], name, *measured(case, name, extra), step]
             rows.append([*cells, against(case, name, reference)])
     return grid(head, rows)
 
@@ -85,27 +90,27 @@ def lines(comparison: dict):
             yield op, name, [case for case in points if name in case["samples"]]
 
 
-def facts(comparison: dict) -> list[str]:
-    """Who was absent and why; what else was counted."""
+def missing(comparison: dict) -> list[str]:
+    """Who was absent, and why."""
     found = []
     for case in comparison["cases"]:
         where = case["label"] + (f" at {case['at']}" if case["at"] else "")
         for name, why in case["absent"].items():
             found.append(f"- {where}: {name} is absent, {why}")
-    for case in comparison["cases"]:
-        where = case["label"] + (f" at {case['at']}" if case["at"] else "")
-        parts = []
-        for name, value in case["facts"].items():
-            parts.append(f"{name} {_short(value)}")
-        if parts:
-            found.append(f"- {where}: {'; '.join(parts)}")
-    return list(dict.fromkeys(found))
+    return found
 
 
-def _short(value: object) -> object:
-    if isinstance(value, dict):
-        return "(" + ", ".join(f"{k} {_short(v)}" for k, v in value.items()) + ")"
-    return f"{value:.3g}" if isinstance(value, float) else value
+def fact(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    if name == "CPU":
+        return seconds(value)
+    return f"{value:.0%}" if name == "cached" else str(value)
+
+
+def fact_names(comparison: dict) -> list[str]:
+    found = [f for case in comparison["cases"] for f in case["facts"].values()]
+    return list(dict.fromkeys(name for one in found for name in one))
 
 
 def text(result: dict, figures: str) -> str:
@@ -122,8 +127,8 @@ def text(result: dict, figures: str) -> str:
         out += [f"## {comparison['title']}", "", comparison["note"] + ".", ""]
         out += [f"![{comparison['title']}]({figures}/{comparison['id']}.png)", ""]
         out += [*made(comparison), ""]
-        notes = facts(comparison)
-        out += ["Seen besides:", "", *notes, ""] if notes else []
+        notes = missing(comparison)
+        out += [*notes, ""] if notes else []
     return "\n".join(out)
 
 
@@ -136,7 +141,10 @@ def targets_text(result: dict) -> str:
     found = targets(result)
     wide = max((len(t.what) for t in found), default=0)
     rows = [f"{t.what:<{wide}}  {t.wanted:>9}  {t.met:<12} {t.measured}" for t in found]
-    return "\n".join(["target -> measured -> met?", *rows])
+    head = "target -> measured -> met?"
+    if result["short"]:
+        head += "  (short run, small inputs: it shows that all of it runs, no more)"
+    return "\n".join([head, *rows])
 
 
 def chart(comparison: dict, path: Path) -> None:

@@ -177,7 +177,7 @@ def test_a_table_shows_who_is_absent_and_no_ratio_for_it():
     (comparison,) = result("v4", made)["comparisons"]
     lines = report.table(comparison)
     assert lines[2] == "| get | series | 500 ms | 500 ms - 500 ms | 2.00 GB/s | - |"
-    assert report.facts(comparison) == ["- get: C is absent, no compiler"]
+    assert report.missing(comparison) == ["- get: C is absent, no compiler"]
 
 
 def test_a_page_has_a_table_and_a_chart_for_every_comparison():
