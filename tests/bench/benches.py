@@ -1,5 +1,6 @@
 """The comparisons: who runs what, where, in which order. Every contestant runs in every round."""
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -244,7 +245,18 @@ def transfers(settings: Settings) -> Iterator[Comparison]:
 def places_for(settings: Settings, workload: Workload) -> list[Place]:
     if settings.short:
         return [MEMORY] if workload.name in ("small", "mamba") else [DISK]
-    return [p for p in PLACES if workload.aligned or not p.direct]
+    direct = workload.aligned and direct_io_works(settings.disk)
+    return [place for place in PLACES if direct or not place.direct]
+
+
+def direct_io_works(folder: Path) -> bool:
+    """Whether files here can be opened with O_DIRECT."""
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        try:
+            os.close(os.open(file.name, os.O_RDONLY | os.O_DIRECT))
+        except OSError:
+            return False
+    return True
 
 
 def exists(settings: Settings) -> Iterator[Comparison]:

@@ -31,11 +31,18 @@ class Wrong(Exception):
 
 def host_pool(pool: Pool, pages: int):
     """SGLang's host pool with this many pages, its buffer on a page border."""
+    made = _build(pool, pages)
+    if pool.kind == "mamba" or made.kv_buffer.data_ptr() % 4096 == 0:
+        return made
+    return kit.aligned(made)
+
+
+def _build(pool: Pool, pages: int):
     size, place = pool.components[0], {"page": pool.tokens, "pages": pages}
     if pool.kind == "mha":
         width = size // (pool.layers * pool.tokens * 2)
         heads = {"heads": 1, "k_dim": width, "v_dim": width}
-        return kit.aligned(kit.mha(layers=pool.layers, **heads, **place))
+        return kit.mha(layers=pool.layers, **heads, **place)
     if pool.kind == "mamba" and pool.layers == 23:
         shapes = {"temporal": (9, 128, 256), "convs": ((6912, 3),)}
         return kit.mamba(layers=23, pages=pages, **shapes)
@@ -45,9 +52,8 @@ def host_pool(pool: Pool, pages: int):
     row = size // pool.layers
     if pool.kind == "state":
         shape = {"ring": 8, "width": row // 32}
-        return kit.aligned(kit.state(pool.name, layers=pool.layers, **shape, **place))
-    made = kit.paged(pool.name, layers=pool.layers, row=row, **place)
-    return kit.aligned(made)
+        return kit.state(pool.name, layers=pool.layers, **shape, **place)
+    return kit.paged(pool.name, layers=pool.layers, row=row, **place)
 
 
 class Pages:

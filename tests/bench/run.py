@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -119,6 +120,8 @@ def collect(args: argparse.Namespace) -> dict:
 def main() -> int:
     args = parse()
     check(args)
+    # What was written is removed also when someone ends the run.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     result = collect(args)
     args.out.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
