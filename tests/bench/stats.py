@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+FEWEST_ROUNDS = 5
 
 
 class MissingNumbers(ValueError):
@@ -51,10 +52,16 @@ class Ratio:
     bottom: float
     low: float
     high: float
+    rounds: int
 
     @property
     def value(self) -> float:
         return self.top / self.bottom
+
+    @property
+    def has_interval(self) -> bool:
+        """Fewer rounds say nothing about their spread."""
+        return self.rounds >= FEWEST_ROUNDS
 
 
 def ratio(top: Samples, bottom: Samples, seed: int = 1) -> Ratio:
@@ -81,7 +88,7 @@ def ratio(top: Samples, bottom: Samples, seed: int = 1) -> Ratio:
     tail = (1 - CONFIDENCE) / 2
     low = found[math.floor(tail * (RESAMPLES - 1))]
     high = found[math.ceil((1 - tail) * (RESAMPLES - 1))]
-    return Ratio(top.median, bottom.median, low, high)
+    return Ratio(top.median, bottom.median, low, high, rounds)
 
 
 def _median(samples: Samples, chosen: Sequence[int]) -> float:

@@ -50,7 +50,10 @@ def seconds(value: float) -> str:
 def ratio_text(found: Ratio) -> str:
     """Never without its two raw numbers."""
     raw = f"{seconds(found.top)} / {seconds(found.bottom)}"
-    return f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}] = {raw}"
+    interval = f"[{found.low:.2f}, {found.high:.2f}]"
+    if not found.has_interval:
+        interval = f"[of {found.rounds}]"
+    return f"{found.value:.2f} {interval} = {raw}"
 
 
 def _missing(what: str, wanted: str, why: str = "") -> Target:
@@ -71,7 +74,7 @@ def _at_least(
         return _missing(what, wanted)
     found = ratio(top, bottom)
     met = "yes" if found.value >= limit else "no"
-    if met == "no" and interval and found.high >= limit:
+    if met == "no" and interval and found.has_interval and found.high >= limit:
         met = "yes (interval reaches it)"
     return Target(what, wanted, ratio_text(found), met)
 

@@ -69,8 +69,13 @@ def test_no_ratio_without_both_raw_numbers(side, missing):
 
 
 def test_a_printed_ratio_carries_both_raw_numbers():
-    text = ratio_text(ratio(Samples.of([6e-3] * 3), Samples.of([2e-3] * 3)))
+    text = ratio_text(ratio(Samples.of([6e-3] * 5), Samples.of([2e-3] * 5)))
     assert text == "3.00 [3.00, 3.00] = 6.00 ms / 2.00 ms"
+
+
+def test_few_rounds_have_no_interval():
+    text = ratio_text(ratio(Samples.of([6e-3] * 4), Samples.of([2e-3] * 4)))
+    assert text == "3.00 [of 4] = 6.00 ms / 2.00 ms"
 
 
 @pytest.mark.parametrize(
@@ -184,4 +189,4 @@ def test_a_page_has_a_table_and_a_chart_for_every_comparison():
     times = {"series": [1.0] * 3, "C": [2.0] * 3}
     text = report.text(result("v4", case("get", **times)), "performance")
     assert "![v4](performance/v4.png)" in text
-    assert "| 2.00 [2.00, 2.00] = 2.00 s / 1.00 s |" in text
+    assert "| 2.00 [of 3] = 2.00 s / 1.00 s |" in text
