@@ -292,9 +292,10 @@ def _exists_cases(settings, place: Place, ours: Child, base: Child) -> Iterator[
         yield rounds_of(
             settings, f"whole call, {what}, {place.name}", both, "whole", what
         )
-    hashed = {SERIES: ours, "Python hashlib": ours}
-    label = f"key derivation alone, {place.name}"
-    yield rounds_of(settings, label, hashed, "derive", "all present")
+    if place is DISK:
+        hashed = {SERIES: ours, "Python hashlib": ours}
+        label = "key derivation alone"
+        yield rounds_of(settings, label, hashed, "derive", "all present")
     for what in ("all present", "none present", "sparse trailing"):
         label = f"lookup alone, {what}, {place.name}"
         sparse = {BASE: NO_SPARSE} if what.startswith("sparse") else {}

@@ -16,6 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _LOADED = [
     "torch",
+    "sglang.srt.server_args",
+    "sglang.srt.distributed.parallel_state",
     "sglang.srt.mem_cache.hicache_storage",
     "sglang.srt.mem_cache.memory_pool_host",
     "sglang.srt.mem_cache.pool_host.mha",

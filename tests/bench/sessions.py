@@ -416,6 +416,8 @@ class Registration:
         kind = _SeriesPools if contestant == "series" else _BasePools
         pools = kind(site, self.pages)
         start_torch()
+        gc.collect()
+        gc.freeze()  # destroy collects what UCM made, not all of torch and SGLang
         before = np.array([threads(), descriptors(), folders(site.backend)])
         found = {"register": seconds(pools.register)}
         for pages in self.pages:
