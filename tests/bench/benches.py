@@ -158,15 +158,19 @@ class Field:
                     self.children[name] = children
         return facts
 
-    def transfer(self, name: str, **what) -> tuple[float, float, float | None]:
-        """Seconds from the first start to the last end, CPU seconds, cache residency."""
+    def transfer(self, name: str, **what) -> dict:
+        """seconds from the first start to the last end; CPU seconds; cached; grown threads."""
         children = self.children[name]
         prepared = together(children, "prepare", [{"name": name, **what}] * self.ranks)
         at = time.monotonic() + 0.02 if self.ranks > 1 else None
         runs = together(children, "go", [{"at": at}] * self.ranks)
         together(children, "finish", [{}] * self.ranks)
-        took = max(r["end"] for r in runs) - min(r["start"] for r in runs)
-        return took, sum(r["cpu"] for r in runs), prepared[0]["resident"]
+        return {
+            "seconds": max(r["end"] for r in runs) - min(r["start"] for r in runs),
+            "cpu": sum(r["cpu"] for r in runs),
+            "grown": runs[0]["grown"],
+            "cached": prepared[0]["resident"],
+        }
 
     @property
     def ranks(self) -> int:
@@ -190,8 +194,6 @@ def measure(
     for name, fact in facts.items():
         if fact.get("absent"):
             case.drop(name, fact["absent"])
-        else:
-            case.facts[name] = {"threads": fact["threads"]}
     cpu: dict[str, list[float]] = {}
     for number in range(-1, settings.rounds):
         for name in order(list(opened.children), max(number, 0)):
@@ -200,19 +202,21 @@ def measure(
             tag = f"{case.label} {op} {name} {number}"
             what = {"op": op, "tag": tag, "pages": pages, "cold": cold}
             try:
-                took, spent, resident = opened.transfer(name, **what)
+                took = opened.transfer(name, **what)
             except ChildFailed as e:
                 if name != BASE:
                     raise
                 case.drop(name, f"fails: {e}")
                 continue
+            facts[name]["threads"] += took["grown"]
             if number >= 0:
-                case.add(name, took)
-                cpu.setdefault(name, []).append(spent)
-            if resident is not None:
-                case.facts[name]["cached"] = resident
+                case.add(name, took["seconds"])
+                cpu.setdefault(name, []).append(took["cpu"])
+            if took["cached"] is not None:
+                case.facts.setdefault(name, {})["cached"] = took["cached"]
     for name, spent in cpu.items():
-        case.facts[name]["CPU"] = sum(spent) / len(spent)
+        more = {"threads": facts[name]["threads"], "CPU": sum(spent) / len(spent)}
+        case.facts[name] = case.facts.get(name, {}) | more
 
 
 def transfers(settings: Settings) -> Iterator[Comparison]:
@@ -340,19 +344,19 @@ def small_calls(settings: Settings) -> Iterator[Comparison]:
     )
     for place in (MEMORY,) if settings.short else (MEMORY, DISK):
         with settings.site(place) as site, ExitStack() as stack:
-            children, facts = {}, {}
+            children = {}
             for tree, kind in ((settings.tree, STORE), (settings.base, BASE)):
                 for stores in (1, many):
                     child = stack.enter_context(Child("SmallCalls", tree))
                     given = {"threads_each": settings.threads, "build": settings.build}
-                    found = child.call("open", site=site, stores=stores, **given)
+                    child.call("open", site=site, stores=stores, **given)
                     children[f"{kind}, {stores} open"] = child
-                    facts[f"{kind}, {stores} open"] = found
+            stored = dict(children)
             children[BARE] = children[f"{STORE}, 1 open"]
             children[BARE].call("write")
             for call in (("lookup", 1, 200), ("lookup", 128, 20), ("get", 1, 100)):
                 case = _small_case(settings, place, children, *call)
-                case.facts |= facts
+                case.facts = {n: c.call("counts") for n, c in stored.items()}
                 comparison.cases.append(case)
     yield comparison
 

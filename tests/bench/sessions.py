@@ -116,13 +116,14 @@ class Transfers:
         return {"resident": self._cache(contestant, cold) if op == "get" else None}
 
     def go(self, at: float | None = None) -> dict:
-        """Run it, at `at` on the monotonic clock; start, end and CPU seconds."""
+        """Run it, at `at` on the monotonic clock; start, end, CPU seconds, new threads."""
+        before = threads()
         while at is not None and time.monotonic() < at:
             time.sleep(max(0.0, at - time.monotonic() - 0.0005))
         cpu, start = time.process_time(), time.monotonic()
         self.run()
-        end = time.monotonic()
-        return {"start": start, "end": end, "cpu": time.process_time() - cpu}
+        end, cpu = time.monotonic(), time.process_time() - cpu
+        return {"start": start, "end": end, "cpu": cpu, "grown": threads() - before}
 
     def finish(self) -> None:
         """Compare every byte; forget what was set."""
@@ -334,13 +335,13 @@ class SmallCalls:
     POOL = Pool("small", (16384,))
     COUNT = 128
 
-    def open(self, site: Site, stores: int, threads_each: int, build: Path) -> dict:
+    def open(self, site: Site, stores: int, threads_each: int, build: Path) -> None:
         self.site = site
         self.pages = Pages(self.POOL, 1, 1)
         self.kernel = Kernel(build, 0)
         self.names = keys("small", self.COUNT)
         site.make([self.POOL])
-        before = threads(), descriptors()
+        self.before = np.array([threads(), descriptors()])
         options = made.store_options(threads_each)
         folders = [f"{site.folder(self.POOL)}-{i}" for i in range(1, stores)]
         for folder in folders:
@@ -349,7 +350,11 @@ class SmallCalls:
         self.stores = [
             made.open_store(site, self.POOL, options, folder) for folder in where
         ]
-        return {"threads": threads() - before[0], "fds": descriptors() - before[1]}
+
+    def counts(self) -> dict:
+        """Threads and descriptors that the stores have added by now."""
+        added = np.array([threads(), descriptors()]) - self.before
+        return dict(zip(("threads", "fds"), added.tolist(), strict=True))
 
     def write(self) -> None:
         self.pages.fill()
