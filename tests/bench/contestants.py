@@ -17,6 +17,10 @@ from workloads import FOLDER_DIGITS, KV, MODEL, Pool, Site, Workload
 sys.path.append(str(Path(__file__).parents[1] / "hicache"))
 
 import hicache_kit as kit  # noqa: E402
+from sglang.srt.mem_cache.pool_host import base as host_pools  # noqa: E402
+
+# SGLang leaves a server 10 GiB; run.py has looked whether these small pools fit.
+host_pools.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]

@@ -78,7 +78,7 @@ def _check_room(args: argparse.Namespace) -> None:
     rooms = {
         f"bytes free in {args.memory}": shutil.disk_usage(args.memory).free,
         f"bytes free in {args.disk}": shutil.disk_usage(args.disk).free,
-        "bytes of memory available": machine.available() // 2,
+        "bytes, half of the memory available": machine.available() // 2,
     }
     short = {what: room for what, room in rooms.items() if room < needed}
     if short:
