@@ -7,6 +7,7 @@ from pathlib import Path
 import machine
 import pytest
 import report
+import run
 from benches import BARE, BASE, FILE, SERIES, STORE, Case, Field, Settings, measure
 from children import Child, ChildFailed, together
 from conftest import ROOT, TREE
@@ -152,7 +153,7 @@ def test_the_page_cache_is_seen(settings, opened, tmp_path):
     assert opened.transfer(BARE, **given, cold=True)["cached"] == 0.0
 
 
-def test_raw_numbers_make_the_same_page_again(settings, opened, tmp_path, monkeypatch):
+def test_raw_numbers_make_the_same_page_again(settings, opened, tmp_path):
     """From contestants to JSON to tables; the chart only where matplotlib is installed."""
     facts = opened.open(SMALL.of(2), HERE, [SERIES, FILE, BARE])
     case = Case("get, disk, page cache warm", bytes=SMALL.of(2).bytes)
@@ -169,5 +170,26 @@ def test_raw_numbers_make_the_same_page_again(settings, opened, tmp_path, monkey
     assert report.text(result, ".") == report.text(again, ".")
     assert "## Targets" in report.text(result, ".")
     if report.SITE.is_dir():
-        report.chart(comparison, tmp_path / "chart.png")
-        assert (tmp_path / "chart.png").stat().st_size > 1000
+        (tmp_path / "docs").mkdir()
+        report.publish(again, tmp_path / "docs")
+        assert (tmp_path / "docs" / "performance" / "v4.png").stat().st_size > 1000
+        page = (tmp_path / "docs" / "performance-results.md").read_text()
+        assert "](performance/v4.png)" in page and str(tmp_path) not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tree", "text"),
+    [
+        ([], "nowhere", "a tree that is compared is not built"),
+        (["--publish", "--short"], "", "only a whole run is published"),
+        (["--publish", "--only", "small"], "", "only a whole run is published"),
+    ],
+)
+def test_refusals_come_before_any_work(
+    settings, tmp_path, monkeypatch, arguments, tree, text
+):
+    monkeypatch.setenv("UCM_TREE", str(tmp_path / tree if tree else TREE))
+    places = [f"--{name}={tmp_path / name}" for name in ("disk", "out")]
+    with pytest.raises(run.Refusal, match=text):
+        run.check(run.parse([*arguments, *places]))
+    assert not list(tmp_path.iterdir())
