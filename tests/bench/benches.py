@@ -26,6 +26,7 @@ from workloads import (
 
 SERIES, AIO, STORE, BASE = "series", "series aio", "store", "base store"
 FILE, BARE = "HiCacheFile", "C"
+FILE_ALONE = "HiCacheFile, 1 torch thread"
 NO_DIRECT = "has no O_DIRECT"
 ONE_SIZE = "one store call moves components of one size; MAMBA has two"
 NO_AIO = "no page size here is a multiple of 4096 bytes: the connector uses psync"
@@ -100,7 +101,7 @@ MEMORY, DISK, COLD, DIRECT = PLACES
 def absent(name: str, workload: Workload, place: Place) -> str:
     """Why a contestant cannot take part; empty when it can."""
     mamba = any(len(set(pool.components)) > 1 for pool in workload.pools)
-    if place.direct and name == FILE:
+    if place.direct and name in (FILE, FILE_ALONE):
         return NO_DIRECT
     if mamba and name in (STORE, BASE):
         return ONE_SIZE
@@ -221,7 +222,7 @@ def measure(
 
 def transfers(settings: Settings) -> Iterator[Comparison]:
     """Sets and gets of five workloads at four places."""
-    everyone = [SERIES, AIO, STORE, BASE, FILE, BARE]
+    everyone = [SERIES, AIO, STORE, BASE, FILE, FILE_ALONE, BARE]
     short = {"v4": 2, "mha": 16, "kv": 16, "small": 128, "mamba": 2}
     for full in (V4, MHA, ANCHOR, SMALL, MAMBA):
         workload = full.of(short[full.name]) if settings.short else full
@@ -230,7 +231,7 @@ def transfers(settings: Settings) -> Iterator[Comparison]:
             f"{workload.title}, {workload.pages} pages each",
             f"{workload.bytes / 1e6:.1f} MB a transfer, {settings.threads} transfer "
             "threads each; every set has new keys, every get finds poisoned pages",
-            [BARE, FILE],
+            [BARE, FILE_ALONE],
         )
         for place in places_for(settings, workload):
             with settings.site(place) as site, ExitStack() as stack:
@@ -241,7 +242,7 @@ def transfers(settings: Settings) -> Iterator[Comparison]:
                     case = Case(f"{op}, {place.name}", bytes=workload.bytes)
                     settings.tell(f"{comparison.title}: {case.label}")
                     where = (opened, case, facts, op, workload.pages)
-                    measure(settings, *where, place.cold)
+                    measure(settings, *where, place.cold or place.direct)
                     comparison.cases.append(case)
         yield comparison
 
@@ -445,9 +446,9 @@ def ranks_at_once(settings: Settings) -> Iterator[Comparison]:
         f"{ranks} ranks at once, {workload.title}, {workload.pages} pages each",
         f"one process a rank, each with {settings.threads} transfer threads; the time ends "
         "with the last rank",
-        [BARE, FILE],
+        [BARE, FILE_ALONE],
     )
-    everyone = [SERIES, BASE, FILE, BARE]
+    everyone = [SERIES, BASE, FILE_ALONE, BARE]
     for place in (MEMORY,) if settings.short else (MEMORY, DISK):
         comparison.cases += _at_once(settings, workload, place, ranks, everyone)
     yield comparison
@@ -492,7 +493,7 @@ def _page_curve(settings: Settings) -> Iterator[Comparison]:
     with settings.site(MEMORY) as site, ExitStack() as stack:
         opened = Field(settings, site)
         stack.callback(opened.close)
-        facts = opened.open(SMALL.of(points[-1]), MEMORY, [SERIES, FILE, BARE])
+        facts = opened.open(SMALL.of(points[-1]), MEMORY, [SERIES, FILE_ALONE, BARE])
         for pages in points:
             for op in ("set", "get"):
                 case = Case(op, bytes=SMALL.of(pages).bytes)
@@ -508,7 +509,9 @@ def _pool_curve(settings: Settings) -> Iterator[Comparison]:
         "pools", "time against pools", f"64 pages of 16 KiB a pool, {MEMORY.name}"
     )
     for pools in points:
-        found = _at_once(settings, MANY.of(64, pools), MEMORY, 1, [SERIES, FILE, BARE])
+        found = _at_once(
+            settings, MANY.of(64, pools), MEMORY, 1, [SERIES, FILE_ALONE, BARE]
+        )
         for op, case in zip(("set", "get"), found, strict=True):
             case.label = op
             comparison.cases.append(_point(case, pools))
@@ -524,7 +527,7 @@ def _rank_curve(settings: Settings) -> Iterator[Comparison]:
         f"{workload.pages} pages of each of DeepSeek V4 Flash's pools a rank, {MEMORY.name}",
     )
     for ranks in points:
-        found = _at_once(settings, workload, MEMORY, ranks, [SERIES, FILE, BARE])
+        found = _at_once(settings, workload, MEMORY, ranks, [SERIES, FILE_ALONE, BARE])
         for op, case in zip(("set", "get"), found, strict=True):
             case.label = op
             comparison.cases.append(_point(case, ranks))

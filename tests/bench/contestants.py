@@ -229,6 +229,22 @@ class HiCacheFile(Calls):
         return self.site.file_paths(pages.pool, names)
 
 
+class HiCacheFileAlone(HiCacheFile):
+    """With one torch thread: its copies of a page do not wait for a second core."""
+
+    def start(self, op: str, names: Sequence[str]) -> Timed:
+        move, usual = super().start(op, names), torch.get_num_threads()
+
+        def run() -> None:
+            torch.set_num_threads(1)
+            try:
+                move()
+            finally:
+                torch.set_num_threads(usual)
+
+        return run
+
+
 def open_store(site: Site, pool: Pool, options: dict, folder: str | None = None):
     """One PosixStore without the connector, in the tree on sys.path."""
     config = {
@@ -313,6 +329,8 @@ def contestant(name: str, site, workload: Workload, pages, threads, direct, buil
     """By the name that the tables show."""
     if name == "HiCacheFile":
         return HiCacheFile(site, pages)
+    if name == "HiCacheFile, 1 torch thread":
+        return HiCacheFileAlone(site, pages)
     if name == "C":
         return Bare(site, pages, threads, build, direct)
     kind = Series if name.startswith("series") else Store

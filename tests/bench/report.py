@@ -17,6 +17,7 @@ COLORS = {
     "store": "#9467bd",
     "base store": "#ff7f0e",
     "HiCacheFile": "#d62728",
+    "HiCacheFile, 1 torch thread": "#e377c2",
     "C": "#2ca02c",
     "Python hashlib": "#7f7f7f",
 }

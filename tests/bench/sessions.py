@@ -26,12 +26,8 @@ def folders(root: str) -> int:
     return sum(len(names) for _, names, _ in os.walk(root))
 
 
-def start_torch(ranks: int = 1) -> None:
-    """Torch's own threads start now, so that no count takes them for UCM's.
-
-    Ranks share the cores: HiCacheFile and MAMBA copy pages with torch.
-    """
-    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+def start_torch() -> None:
+    """Torch's own threads start now, so that no count takes them for UCM's."""
     torch.zeros(1 << 22).copy_(torch.ones(1 << 22)).sum()
 
 
@@ -72,14 +68,14 @@ class Transfers:
         self.kernel = Kernel(build, 0)
         for pages in self.pages:
             pages.fill()
-        start_torch(site.ranks)
+        start_torch()
         facts = {}
         common = (site, workload, self.pages, threads_each, direct, build)
         for name in names:
             before = threads()
             try:
                 self.contestants[name] = made.contestant(name, *common)
-                facts[name] = {"threads": threads() - before}
+                facts[name] = {"threads": max(0, threads() - before)}
             except Exception as e:
                 facts[name] = {"absent": f"cannot be opened: {e}"}
         gc.collect()
@@ -123,7 +119,12 @@ class Transfers:
         cpu, start = time.process_time(), time.monotonic()
         self.run()
         end, cpu = time.monotonic(), time.process_time() - cpu
-        return {"start": start, "end": end, "cpu": cpu, "grown": threads() - before}
+        return {
+            "start": start,
+            "end": end,
+            "cpu": cpu,
+            "grown": max(0, threads() - before),
+        }
 
     def finish(self) -> None:
         """Compare every byte; forget what was set."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stats import Ratio, Samples, growth, ratio
 
 SERIES, BASE, FILE, BARE = "series", "base store", "HiCacheFile", "C"
+FILE_ALONE = "HiCacheFile, 1 torch thread"
 PLACES = ("memory (tmpfs), warm", "disk, page cache warm")
 LINEAR = 1.05
 
@@ -35,6 +36,13 @@ class Results:
 def samples(case: dict | None, contestant: str) -> Samples | None:
     values = (case or {"samples": {}})["samples"].get(contestant)
     return Samples.of(values) if values else None
+
+
+def fastest(case: dict | None, names: tuple[str, ...]) -> str:
+    """The one with the least median, the first where nobody was measured."""
+    found = {name: samples(case, name) for name in names}
+    medians = {name: s.median for name, s in found.items() if s}
+    return min(medians, key=medians.get, default=names[0])
 
 
 def seconds(value: float) -> str:
@@ -107,9 +115,8 @@ def _transfers(results: Results) -> Iterator[Target]:
                 case = results.case(name, f"{op}, {place}")
                 what = f"{op} of {title}, {place}"
                 yield _at_least(f"{what}: against C", case, BARE, SERIES, 0.95, True)
-                yield _at_least(
-                    f"{what}: against HiCacheFile", case, FILE, SERIES, times
-                )
+                file = fastest(case, (FILE, FILE_ALONE))
+                yield _at_least(f"{what}: against {file}", case, file, SERIES, times)
 
 
 def _exists(results: Results) -> Iterator[Target]:

@@ -8,7 +8,18 @@ import machine
 import pytest
 import report
 import run
-from benches import BARE, BASE, FILE, SERIES, STORE, Case, Field, Settings, measure
+from benches import (
+    BARE,
+    BASE,
+    FILE,
+    FILE_ALONE,
+    SERIES,
+    STORE,
+    Case,
+    Field,
+    Settings,
+    measure,
+)
 from children import Child, ChildFailed, together
 from conftest import ROOT, TREE
 from kernel import FileOps, Kernel
@@ -16,7 +27,7 @@ from workloads import LOOKUPS, MAMBA, MHA, SMALL, V4, Place, Site, keys
 
 BUILD = ROOT / "build" / "bench"
 HERE = Place("here")
-EVERYBODY = [SERIES, STORE, BASE, FILE, BARE]
+EVERYBODY = [SERIES, STORE, BASE, FILE, FILE_ALONE, BARE]
 
 
 @pytest.fixture
@@ -51,7 +62,7 @@ def test_mamba_pages_are_one_block(settings, opened):
     facts = opened.open(MAMBA.of(1), HERE, EVERYBODY)
     case = Case("get", bytes=MAMBA.of(1).bytes)
     measure(settings, opened, case, facts, "get", 1)
-    assert sorted(case.samples) == sorted([SERIES, FILE, BARE])
+    assert sorted(case.samples) == sorted([SERIES, FILE, FILE_ALONE, BARE])
     assert sorted(case.absent) == sorted([STORE, BASE])
 
 
