@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import machine
 import pytest
@@ -76,16 +75,37 @@ def test_ranks_start_together_and_keep_apart(settings, tmp_path):
         opened.close()
 
 
+@pytest.mark.parametrize("name", [SERIES, FILE])
+def test_a_flipped_bit_in_what_was_set_is_noticed(settings, opened, name):
+    workload = SMALL.of(3)
+    opened.open(workload, HERE, [name])
+    (child,) = opened.children[name]
+    child.call("prepare", name=name, op="set", tag="new", pages=3)
+    child.call("go")
+    site, key = opened.sites[0], keys("new", 3)[2:]
+    find = site.paths if name == SERIES else site.file_paths
+    flip(find(workload.pools[0], key)[0])
+    with pytest.raises(ChildFailed, match="does not hold page 2") as e:
+        child.call("finish")
+    assert e.value.wrong
+
+
+def flip(path):
+    """In place: HiCacheFile may have a link to it."""
+    with open(path, "r+b") as file:
+        data = bytearray(file.read())
+        data[100] ^= 1
+        file.seek(0)
+        file.write(data)
+
+
 @pytest.mark.parametrize("name", [SERIES, STORE, FILE, BARE])
 def test_a_flipped_bit_is_noticed(settings, opened, name):
     workload = SMALL.of(3)
     opened.open(workload, HERE, [name])
     reference = keys("reference", 3)[1]
     (path,) = opened.sites[0].paths(workload.pools[0], [reference])
-    data = bytearray(Path(path).read_bytes())
-    data[100] ^= 1
-    with open(path, "r+b") as file:  # in place: HiCacheFile has a link to it
-        file.write(data)
+    flip(path)
     with pytest.raises(ChildFailed, match="page 1 of indexer has other bytes") as e:
         opened.transfer(name, op="get", tag="", pages=3)
     assert e.value.wrong
