@@ -35,14 +35,14 @@ verify:  ## check grammar, headers, owners, and the byte-exact export
 refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
 	@$(PYTHON) scripts/refresh.py $(checkout)
 
-rebase:  ## put the series onto another commit of UCM: TO=REF
-	@$(PYTHON) scripts/rebase.py $(checkout) $(if $(TO),--to "$(TO)")
+rebase:  ## move the series and its pin to another commit of UCM: TO=REF
+	@$(PYTHON) scripts/rebase.py $(checkout) --to="$(TO)"
 
 rebase-continue:  ## go on after a conflict was solved
-	@$(PYTHON) scripts/rebase.py $(checkout) --continue
+	@$(PYTHON) scripts/rebase.py --continue
 
 rebase-abort:  ## give the rebase up
-	@$(PYTHON) scripts/rebase.py $(checkout) --abort
+	@$(PYTHON) scripts/rebase.py --abort
 
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)

@@ -175,3 +175,14 @@ def touched(entries: list[Entry]) -> list[str]:
             ) from error
         paths |= {row.split("\t", 2)[2] for row in rows if row}
     return sorted(paths)
+
+
+def patch_ids(repo: Path, revisions: str) -> set[str]:
+    """Stable patch ids of the commits in a range, new files left out."""
+    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
+    return ids_of(repo, git_bytes(repo, *log, *revisions.split()))
+
+
+def ids_of(repo: Path, text: bytes) -> set[str]:
+    found = git(repo, "patch-id", "--stable", stdin=text)
+    return {row.split()[0] for row in found.splitlines()}

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 
 import _checkout as checkout
-from _git import git, git_bytes
+from _commits import ids_of, patch_ids
+from _git import git
 from _pin import read_pin
 from _report import run
 from _series import OVERLAY, Entry, read_series
@@ -33,21 +34,10 @@ def main() -> int:
     return 0
 
 
-def patch_ids(repo: Path, revisions: str) -> set[str]:
-    """Stable patch ids of the commits in a range, new files left out."""
-    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
-    return _ids(repo, git_bytes(repo, *log, *revisions.split()))
-
-
-def _ids(repo: Path, text: bytes) -> set[str]:
-    found = git(repo, "patch-id", "--stable", stdin=text)
-    return {row.split()[0] for row in found.splitlines()}
-
-
 def patch_state(entry: Entry, ours: set[str], theirs: set[str]) -> str:
     if not entry.path.is_file():
         return "no such patch"
-    ids = _ids(OVERLAY.parent, entry.path.read_bytes())
+    ids = ids_of(OVERLAY.parent, entry.path.read_bytes())
     if not ids:
         return "new files only"
     if ids <= theirs:
