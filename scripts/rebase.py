@@ -16,7 +16,7 @@ from pathlib import Path
 
 import _checkout as checkout
 import refresh
-from _commits import commit_series, export, patch_ids, touched
+from _commits import export, patch_ids, series_on_base, touched
 from _git import GitError, git, git_bytes, git_ok, lines
 from _pin import BUILD, Pin, base_repository, fetch_base, read_pin, write_pin
 from _report import Refusal, run
@@ -92,11 +92,7 @@ def begin(repo: Path, to: str | None) -> State:
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
     refuse_target(repo, start, entries)
-    base = base_repository()
-    # Without history, so that it neither needs nor changes what a shallow clone knows.
-    root = git(base, "commit-tree", "HEAD^{tree}", "-m", f"{read_pin()}")
-    git(repo, "fetch", "--quiet", "--no-tags", str(base), root)
-    old = commit_series(repo, root, entries)
+    root, old = series_on_base(repo, entries)
     git(repo, "worktree", "prune")
     git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
     print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
