@@ -2,6 +2,10 @@
 PYTHON ?= python3
 UCM    ?=
 TO     ?=
+TOPIC  ?=
+ISSUE  ?=
+DRY    ?=
+BUILD  ?=
 SANITIZE ?=
 VARIANT ?= $(or $(SANITIZE),release)
 V      ?=
@@ -14,7 +18,7 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test gtest conformance bisect lint clean gpu-package gpu-e2e gpu-tables
+.PHONY: build demo test drift gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -29,8 +33,9 @@ unapply:  ## take the series off again
 status:  ## show base, patches and overlay files of UCM
 	@$(PYTHON) scripts/status.py $(checkout)
 
-verify:  ## check grammar, headers, owners, and the byte-exact export
+verify:  ## check grammar, headers, owners, the byte-exact export; BUILD=1 builds and tests every point, slow
 	@$(PYTHON) scripts/verify.py
+	@$(if $(BUILD),$(PYTHON) scripts/prove.py)
 
 refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
 	@$(PYTHON) scripts/refresh.py $(checkout)
@@ -44,6 +49,9 @@ rebase-continue:  ## go on after a conflict was solved
 rebase-abort:  ## give the rebase up
 	@$(PYTHON) scripts/rebase.py --abort
 
+pr:  ## one topic as a branch on TO=REF and its pull request's text: TOPIC=NAME; DRY=1 changes nothing
+	@$(PYTHON) scripts/pr.py $(checkout) --topic="$(TOPIC)" $(if $(TO),--to="$(TO)") $(if $(ISSUE),--issue="$(ISSUE)") $(if $(DRY),--dry-run)
+
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
 
@@ -54,6 +62,9 @@ test: build build/base/tree  ## tool, store and connector tests, on the real sto
 	@$(venv) -m pytest tests/tools
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
+
+drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
+	@$(venv) -m pytest tests/drift
 
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM
@@ -67,9 +78,6 @@ gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for
 conformance: | prepared  ## the store's Python tests; VARIANT=asan or tsan for sanitizers
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
 	@ci/conformance.sh $(VARIANT)
-
-bisect: | prepared  ## build every point of the series and run its C++ tests; slow
-	@ci/bisect.sh $(if $(UCM),"$(UCM)")
 
 gpu-package: | prepared  ## pack what a GPU machine without network needs: SGLANG=0.5.16
 	@$(PYTHON) ci/gpu/pack.py --sglang $(SGLANG)
