@@ -23,7 +23,8 @@ from prove import POINT, Proof
 
 TOPICS, OUT, LINT = ROOT / "docs" / "topics.ini", ROOT / "out", BUILD / "lint" / "bin"
 LARGE = 400  # changed lines
-SPELL = "CANN,cann,NNAL,nnal,ASCEND,ascend,EnQue,CopyIn"  # UCM's list
+# UCM's list
+SPELL = "CANN,cann,NNAL,nnal,ASCEND,ascend,EnQue,CopyIn"  # codespell:ignore
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def contents(below: str, own: list[Part]) -> list[str]:
     untested = [p for p in own if not Proof.of(p.entry).test]
     mute = [p.entry.patch for p in untested if "[Test]" not in p.header.subject]
     size = git(POINT, "diff", "--shortstat", *span)
-    changed = sum(int(n) for n in re.findall(r"(\d+) (?:insert|delet)", size))
+    changed = sum(int(n) for n in re.findall(r"(\d+) (?:insertion|deletion)", size))
     return [
         f"{'FAIL' if flows else 'ok  '}  workflows: {', '.join(flows) or 'untouched'}",
         f"{'FAIL' if bare else 'ok  '}  licence: {', '.join(bare) or 'in each new file'}",

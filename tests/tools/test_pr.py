@@ -24,6 +24,7 @@ from series_project import (
 CC_LICENCE = "/**\n * MIT License\n * */\n"
 GTEST = "ucm/store/test/case/posix/posix_short_test.cc"
 MODULE = "ucm/integration/sglang/more_keys.py"
+MISSPELT = f"{LICENCE}\n# teh keys\n"  # codespell:ignore
 TOPICS = """
 [engine]
 title = [Bugfix] Count what the engine moves
@@ -145,7 +146,7 @@ def test_dry_run(project: Project, ucm: Path):
     [
         ("black", MODULE, f"{LICENCE}\nVERSION  =  3\n", "black"),
         ("isort", MODULE, f"{LICENCE}\nimport sys\nimport os\n", "isort"),
-        ("codespell", MODULE, f"{LICENCE}\n# teh keys\n", "codespell"),
+        ("codespell", MODULE, MISSPELT, "codespell"),
         ("licence", MODULE, "VERSION = 3\n", f"licence: {MODULE}"),
         (
             "format",
