@@ -22,7 +22,7 @@ venv     = build/venv/bin/python
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | V=1 tracebacks"
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | TO=REF | TOPIC= ISSUE= DRY=1 with pr | BUILD=1 with verify | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -35,7 +35,7 @@ status:  ## show base, patches and overlay files of UCM
 
 verify:  ## check grammar, headers, owners, the byte-exact export; BUILD=1 builds and tests every point, slow
 	@$(PYTHON) scripts/verify.py
-	@$(if $(BUILD),$(PYTHON) scripts/prove.py)
+	@$(if $(BUILD),$(PYTHON) scripts/apply.py --if-needed && $(PYTHON) scripts/build.py --only venv && $(PYTHON) scripts/prove.py)
 
 refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
 	@$(PYTHON) scripts/refresh.py $(checkout)
@@ -50,6 +50,7 @@ rebase-abort:  ## give the rebase up
 	@$(PYTHON) scripts/rebase.py --abort
 
 pr:  ## one topic as a branch on TO=REF and its pull request's text: TOPIC=NAME; DRY=1 changes nothing
+	@$(PYTHON) scripts/build.py --only venv
 	@$(PYTHON) scripts/pr.py $(checkout) --topic="$(TOPIC)" $(if $(TO),--to="$(TO)") $(if $(ISSUE),--issue="$(ISSUE)") $(if $(DRY),--dry-run)
 
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
