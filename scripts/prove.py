@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,6 @@ from _git import git
 from _pin import BUILD, ROOT
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
-
 from build import GTEST, PYTHON
 
 WORK = BUILD / "points"
@@ -34,6 +32,7 @@ POINT, TREE, KNOWN = WORK / "ucm", WORK / "tree-debug", WORK / "results.json"
 PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
 TABLE = ROOT / "docs" / "bisect.md"
 TESTS = ("ucm/store/test/", "test/")
+RED = ("fails", "hangs", "crashes")
 HEAD = """# Every entry at its point
 
 Made by `make verify BUILD=1`: the series is built entry by entry. *On the parent* is the
@@ -41,6 +40,10 @@ entry's own test, its test files alone added to the commit before it; *on it* is
 on the entry; *all* is every gtest of PosixStore there. A test marked `new-api` uses what the
 entry adds, so that it cannot build on the parent: that proves nothing and is not counted.
 
+{} entries; the tests of {} fail on the parent.
+
+| entry | its test | on the parent | on it | all | |
+|---|---|---|---|---|---|
 """
 
 
@@ -54,7 +57,7 @@ class Proof:
     @staticmethod
     def of(entry: Entry) -> "Proof":
         words = read_header(entry.path.read_bytes()).trailers.get("Proof", [""])[0]
-        return Proof(words.removeprefix("new-api").strip(), words.startswith("new-api"))
+        return Proof(words.removeprefix("new-api "), words.startswith("new-api "))
 
     @property
     def is_python(self) -> bool:
@@ -77,16 +80,19 @@ def main() -> int:
     prepare(repo, marks[0])
     known = json.loads(KNOWN.read_text()) if KNOWN.is_file() else {}
     commits = git(repo, "rev-list", "--reverse", f"{marks[0]}..{marks[1]}").split()
-    rows, parent = [], marks[0]
-    for entry, commit in zip(entries, commits, strict=True):
+    rows = []
+    for entry, parent, commit in zip(
+        entries, [marks[0], *commits], commits, strict=False
+    ):
         if not only or entry.patch.startswith(only):
-            rows.append(examine(entry, parent, commit, known))
-            print(" | ".join(rows[-1].values()), flush=True)
+            rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
+            print(" | ".join(rows[-1]), flush=True)
             KNOWN.write_text(json.dumps(known, indent=1))
-        parent = commit
-    faults = sum(row["verdict"] != "ok" for row in rows)
+    faults = sum(row[-1] != "ok" for row in rows)
     if not only:
-        write_table(rows)
+        red = sum(row[2].startswith(RED) and "new-api" not in row[1] for row in rows)
+        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        TABLE.write_text(HEAD.format(len(rows), red) + table)
     print(f"{'FAILED' if faults else 'ok'}  {len(rows)} points, {faults} findings")
     if faults:
         print(f"next: read {WORK}/log.txt; results that are ok are kept")
@@ -96,71 +102,48 @@ def main() -> int:
 def prepare(repo: Path, start: str) -> None:
     """One worktree for all points, so that each build is a small step from the last."""
     git(repo, "worktree", "prune")
-    if str(POINT) not in git(repo, "worktree", "list"):
+    if f"{POINT}\n" not in git(repo, "worktree", "list", "--porcelain"):
         shutil.rmtree(POINT, ignore_errors=True)
-        git(
-            repo, "worktree", "add", "--quiet", "--force", "--detach", str(POINT), start
-        )
+        add = ("worktree", "add", "--quiet", "--force", "--detach")
+        git(repo, *add, str(POINT), start)
 
 
-def examine(entry: Entry, parent: str, commit: str, known: dict) -> dict[str, str]:
-    """The table's row of one entry. Good results come from and go to `known`."""
-    proof = Proof.of(entry)
+def examine(entry: Entry, parent: str, commit: str, known: dict) -> list[str]:
+    """Test, outcomes on the parent, on it and of all, and the verdict; `known` when good."""
+    proof, path = Proof.of(entry), ROOT / Proof.of(entry).test.split(" ")[0]
     trees = git(POINT, "rev-parse", f"{parent}^{{tree}}", f"{commit}^{{tree}}")
-    path = ROOT / proof.test.split(" ")[0]
     test = path.read_bytes() if proof.is_python and path.is_file() else b""
     key = hashlib.sha256(f"{trees} {proof}".encode() + test).hexdigest()
     if key in known:
         return known[key]
-    row = {
-        "entry": entry.patch.removesuffix(".patch"),
-        "test": str(proof.test or "none"),
-    }
-    row["test"] += " (new-api)" * proof.new_api
-    added = [path for path in entry.overlay if path.startswith(TESTS)]
-    row["parent"] = on_parent(proof, parent, commit, added)
-    row |= at_point(proof, commit, known)
-    row["verdict"] = verdict(entry, proof, row)
-    if row["verdict"] == "ok":
+    before = own = every = "-"
+    if proof.test:
+        switch(parent)
+        added = [path for path in entry.overlay if path.startswith(TESTS)]
+        if added:
+            git(POINT, "checkout", "--quiet", commit, "--", *added)
+        before = run_test(proof) if compile_point() else "does not build"
+    switch(commit)
+    if not compile_point():
+        own = every = "does not build"
+    else:
+        own = run_test(proof) if proof.test else "-"
+        every = run_all(known)
+    name = f"{proof.test or 'none'}{' (new-api)' * proof.new_api}"
+    row = [name, before, own, every, verdict(entry, proof, before, own, every)]
+    if row[-1] == "ok":
         known[key] = row
     return row
 
 
-def verdict(entry: Entry, proof: Proof, row: dict[str, str]) -> str:
+def verdict(entry: Entry, proof: Proof, before: str, own: str, every: str) -> str:
     subject = read_header(entry.path.read_bytes()).subject
-    if not row["all"].startswith("passes") or not row["on it"].startswith(
-        ("passes", "-")
-    ):
+    if not every.startswith("passes") or not own.startswith(("passes", "-")):
         return "NOT GOOD at its point"
     if not proof.test:
         return "NO PROOF" if "[Bugfix]" in subject else "ok"
-    red = row["parent"].startswith(("fails", "hangs", "crashes"))
-    return "ok" if red or proof.new_api or "[Test]" in subject else "PROVES NOTHING"
-
-
-def on_parent(proof: Proof, parent: str, commit: str, added: list[str]) -> str:
-    if not proof.test:
-        return "-"
-    switch(parent)
-    if added:
-        git(POINT, "checkout", "--quiet", commit, "--", *added)
-    return run_test(proof) if compile_point() else "does not build"
-
-
-def at_point(proof: Proof, commit: str, known: dict) -> dict[str, str]:
-    switch(commit)
-    if not compile_point():
-        return {"on it": "does not build", "all": "does not build"}
-    found = {"on it": run_test(proof) if proof.test else "-"}
-    listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
-    native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
-    key = hashlib.sha256("\n".join(native).encode()).hexdigest()
-    if key not in known:
-        result = run_gtest("UCPosix*", 600)
-        if not result.startswith("passes"):
-            return found | {"all": result}
-        known[key] = result
-    return found | {"all": known[key]}
+    excused = proof.new_api or "[Test]" in subject
+    return "ok" if excused or before.startswith(RED) else "PROVES NOTHING"
 
 
 def switch(commit: str) -> None:
@@ -174,12 +157,22 @@ def compile_point() -> bool:
     return execute(command, 1800, ROOT)[0] == 0
 
 
+def run_all(known: dict) -> str:
+    """Every gtest of PosixStore, once for the same native code."""
+    listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
+    native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
+    key = hashlib.sha256("\n".join(native).encode()).hexdigest()
+    found = known.get(key) or run_gtest("UCPosix*", 600)
+    if found.startswith("passes"):
+        known[key] = found
+    return found
+
+
 def run_test(proof: Proof) -> str:
-    """Outcome in words, which begin with passes, fails, hangs or crashes if it ran."""
+    """Outcome in words, which begin with passes or one of RED if the test ran."""
     if proof.is_python:
         return run_pytest(proof.test)
-    filters = [f"{word}.*" if "." not in word else word for word in proof.test.split()]
-    return run_gtest(":".join(filters), 120)
+    return run_gtest(":".join(f"{word}.*" for word in proof.test.split()), 120)
 
 
 def run_gtest(chosen: str, limit: int) -> str:
@@ -188,96 +181,41 @@ def run_gtest(chosen: str, limit: int) -> str:
         code, text = execute(
             [PROGRAM, f"--gtest_filter={chosen}"], limit, Path(scratch)
         )
-    begun, failed = re.findall(r"\[ RUN      \] (\S+)", text), failures(text)
+    begun = re.findall(r"\[ RUN      \] (\S+)", text)
+    failed = set(re.findall(r"\[  FAILED  \] (\w+\.[\w/]+)", text))
     if not begun:
         return "no such test"
-    if (
-        code is None
-        or code < 0
-        or f"{len(begun)} test" not in text.split("ran. (")[0][-60:]
-    ):
-        return f"{'hangs' if code is None else 'crashes'} in {begun[-1].split('.')[1]}"
-    if code:
-        return f"fails: {len(failed)} of {len(begun)}"
-    return f"passes: {len(begun)}"
-
-
-def failures(text: str) -> set[str]:
-    return set(re.findall(r"\[  FAILED  \] (\w+\.[\w/]+)", text))
+    if f"[==========] {len(begun)} test" not in text.partition("[ RUN ")[2]:
+        return f"{'hangs' if code == 137 else 'crashes'} in {begun[-1].split('.')[1]}"
+    return f"fails: {len(failed)} of {len(begun)}" if code else f"passes: {len(begun)}"
 
 
 def run_pytest(words: str) -> str:
     """Tests of a UCM tree run there, those of this project here, on the same tree."""
     where = TREE if (TREE / shlex.split(words)[0]).exists() else ROOT
     with tempfile.TemporaryDirectory() as scratch:
-        command = [
-            PYTHON,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *shlex.split(words),
-        ]
+        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += [f"--basetemp={scratch}/pytest", f"--rootdir={ROOT}"]
-        code, text = execute(
-            command, 600, where, UCM_TREE=str(TREE), PYTHONPATH=str(TREE)
-        )
-    count = {
-        word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|error)", text)
-    }
-    if code == 0 and count.get("passed"):
-        return f"passes: {count['passed']}"
-    if code == 1 and (bad := count.get("failed", 0)):
-        return f"fails: {bad} of {bad + count.get('passed', 0)}"
-    return "hangs" if code is None else "cannot be imported"
+        env = {"UCM_TREE": str(TREE), "PYTHONPATH": str(TREE)}
+        code, text = execute([*command, *shlex.split(words)], 600, where, **env)
+    count = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", text)}
+    passed, failed = count.get("passed", 0), count.get("failed", 0)
+    if code == 0 and passed:
+        return f"passes: {passed}"
+    if code == 1 and failed:
+        return f"fails: {failed} of {failed + passed}"
+    return "hangs" if code == 137 else "cannot be imported"
 
 
-def execute(
-    command: list, limit: int, where: Path, **env: str
-) -> tuple[int | None, str]:
-    """Exit code, None past the limit in seconds, and output, which a log keeps."""
-    words = [str(word) for word in command]
-    with open(WORK / "log.txt", "ab+") as log:
-        start = log.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            words,
-            cwd=where,
-            env={**os.environ, **env},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        log.seek(start)
-        return code, log.read().decode("utf-8", "replace")
-
-
-def write_table(rows: list[dict[str, str]]) -> None:
-    fixes = [
-        row for row in rows if row["parent"].startswith(("fails", "hangs", "crash"))
-    ]
-    words = f"{len(rows)} entries; the tests of {len(fixes)} fail on the parent.\n\n"
-    titles = {
-        "test": "its test",
-        "parent": "on the parent",
-        "all": "all",
-        "verdict": "",
-    }
-    keys = ("entry", "test", "parent", "on it", "all", "verdict")
-    lines = [
-        " | ".join(titles.get(key, key) for key in keys),
-        "|".join("---" for _ in keys),
-    ]
-    lines += [" | ".join(row[key] for key in keys) for row in rows]
-    TABLE.write_text(HEAD + words + "".join(f"| {line} |\n" for line in lines))
+def execute(command: list, limit: int, where: Path, **env: str) -> tuple[int, str]:
+    """Exit code, 137 past the limit in seconds, and output, which a log keeps."""
+    words = ["timeout", "--signal=KILL", *map(str, [limit, *command])]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, cwd=where, env={**os.environ, **env}, **out)
+    text = done.stdout.decode("utf-8", "replace")
+    with open(WORK / "log.txt", "a") as log:
+        log.write(f"$ {shlex.join(words)}\n{text}")
+    return 137 if done.returncode == -9 else done.returncode, text
 
 
 if __name__ == "__main__":
