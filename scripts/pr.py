@@ -18,13 +18,37 @@ from _commits import series_on_base
 from _git import GitError, git, git_bytes, lines
 from _pin import BUILD, ROOT
 from _report import Refusal, run
-from _series import Entry, Header, read_header, read_series
+from _series import SUBJECT, Entry, Header, read_header, read_series
 from prove import POINT, Proof
 
 TOPICS, OUT, LINT = ROOT / "docs" / "topics.ini", ROOT / "out", BUILD / "lint" / "bin"
 LARGE = 400  # changed lines
 # UCM's list
 SPELL = "CANN,cann,NNAL,nnal,ASCEND,ascend,EnQue,CopyIn"  # codespell:ignore
+TEXT = """## Purpose
+
+{purpose}
+
+{why}
+
+{closes}{relation}{needs}
+
+## Modifications
+
+{what}
+
+## Test
+
+Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`):
+
+```
+{tests}
+```
+
+What each test said before:
+
+{before}
+"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,14 @@ class Part:
     @property
     def topic(self) -> str:
         return self.header.trailers["Topic"][0]
+
+    @property
+    def proof(self) -> Proof:
+        return Proof.of(self.entry)
+
+    @property
+    def phrase(self) -> str:
+        return self.header.subject.rsplit("] ", 1)[-1]
 
     def paragraph(self, name: str) -> str:
         found = re.search(rf"^{name}: (.+?)\n(\n|\Z)", self.header.body, re.M | re.S)
@@ -68,25 +100,28 @@ def main() -> int:
     tip = git(POINT, "rev-parse", "HEAD")
     tests, outcome = run_tests(own)
     findings = [*lint(below), *contents(below, own), outcome]
-    text = body(topic, needs, own, tests, options.issue)
-    branch, ready = f"pr-{options.topic}", not any(
-        "FAIL" in row[:4] for row in findings
-    )
-    print("\n".join(filter(None, findings)))
-    print(
-        f"title     {topic['title']}\nbranch    {branch}: {len(own)} commits", end=" "
-    )
-    print(f"above {', '.join(needs)}" if needs else f"on {start[:12]}, alone")
+    title, issue, branch = topic["title"], options.issue, f"pr-{options.topic}"
+    findings.append(finding(not SUBJECT.match(title), "title", title))
+    findings.append(finding(not issue, "issue", issue or "ISSUE=URL names it", "warn"))
+    text = body(topic, needs, own, tests, issue)
+    ready = not any(row.startswith("FAIL") for row in findings)
+    print("\n".join(findings))
+    where = f"above {', '.join(needs)}" if needs else f"on {start[:12]}, alone"
+    print(f"branch    {branch}: {len(own)} commits {where}")
     if options.dry_run:
         print(f"\n{text}\n(dry run, nothing was changed)")
         return 0 if ready else 1
     OUT.mkdir(exist_ok=True)
-    (OUT / f"{branch}.md").write_text(f"{topic['title']}\n\n{text}")
+    (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
     git(repo, "branch", "--force", branch, tip)
     print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
     if ready:
         print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
     return 0 if ready else 1
+
+
+def finding(bad: object, name: str, text: str, word: str = "FAIL") -> str:
+    return f"{word if bad else 'ok  '}  {name}: {text}"
 
 
 def series(repo: Path) -> list[Part]:
@@ -147,16 +182,14 @@ def stack(own: list[Part], parts: list[Part], needs: list[str]) -> None:
 def run_tests(own: list[Part]) -> tuple[str, str]:
     """Build the branch and run every gtest of PosixStore and each entry's own test."""
     if not prove.compile_point():
-        return "", f"FAIL  build: read {prove.WORK}/log/compile.txt"
-    proofs = [Proof.of(part.entry) for part in own]
-    python = sorted({proof.test for proof in proofs if proof.is_python})
-    runs = [
-        ("ucmstore.test --gtest_filter='UCPosix*'", prove.run_gtest("UCPosix*", 600))
-    ]
-    runs += [(f"python -m pytest {test}", prove.run_pytest(test)) for test in python]
-    bad = [command for command, result in runs if not result.startswith("passes")]
-    text = "\n".join(f"$ {command}\n{result}" for command, result in runs)
-    return text, f"{'FAIL' if bad else 'ok  '}  tests: {', '.join(bad) or len(runs)}"
+        return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
+    python = sorted({part.proof.test for part in own if part.proof.is_python})
+    gtest = "ucmstore.test --gtest_filter='UCPosix*'"
+    runs = {gtest: prove.run_gtest("UCPosix*", 600)}
+    runs |= {f"python -m pytest {test}": prove.run_pytest(test) for test in python}
+    bad = [command for command, result in runs.items() if result[:6] != "passes"]
+    text = "\n".join(f"$ {command}\n{result}" for command, result in runs.items())
+    return text, finding(bad, "tests", ", ".join(bad) or f"{len(runs)} commands pass")
 
 
 def lint(below: str) -> list[str]:
@@ -166,30 +199,24 @@ def lint(below: str) -> list[str]:
     python = [path for path in alive if path.endswith(".py")]
     native = [path for path in alive if path.endswith((".cc", ".h"))]
     diff = ("diff", "-U0", below, "HEAD", "--", *native)
-    changed = git_bytes(POINT, *diff) if native else b""
-    style = (
-        "file" if (POINT / ".clang-format").exists() else f"file:{ROOT}/ci/clang-format"
-    )
-    checks = [
-        ("black", python and ["black", "--check", *python], b""),
-        ("isort", python and ["isort", "--profile=black", "--check", *python], b""),
-        ("codespell", ["codespell", "-L", SPELL, *alive], b""),
-        (
-            "clang-format",
-            changed and ["clang-format-diff.py", "-p1", f"-style={style}"],
-            changed,
-        ),
-    ]
+    theirs = (POINT / ".clang-format").exists()
+    style = f"-style=file{'' if theirs else f':{ROOT}/ci/clang-format'}"
+    checks = {
+        "black": python and ["black", "--check", *python],
+        "isort": python and ["isort", "--profile=black", "--check", *python],
+        "codespell": ["codespell", "-L", SPELL, *alive],
+        "clang-format": native and ["clang-format-diff.py", "-p1", style],
+    }
     rows, env = [], {**os.environ, "PATH": f"{LINT}:{os.environ['PATH']}"}
-    for name, command, stdin in checks:
-        done = command and subprocess.run(
-            command, cwd=POINT, env=env, input=stdin, capture_output=True
-        )
-        # clang-format-diff.py prints what it would change, and succeeds.
-        bad = done and (done.returncode or (stdin and done.stdout))
-        rows.append(f"{'FAIL' if bad else 'ok  '}  {name}")
-        if bad:
-            rows.append((done.stdout + done.stderr).decode("utf-8", "replace").strip())
+    for name, command in checks.items():
+        if command:
+            stdin = git_bytes(POINT, *diff) if command[1] == "-p1" else b""
+            where = {"cwd": POINT, "env": env, "input": stdin}
+            done = subprocess.run(command, **where, capture_output=True)
+            # clang-format-diff.py prints what it would change, and succeeds.
+            bad = done.returncode or stdin and done.stdout
+            text = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+            rows.append(finding(bad, name, text if bad else "clean"))
     return rows
 
 
@@ -199,61 +226,37 @@ def contents(below: str, own: list[Part]) -> list[str]:
     paths = lines(POINT, "diff", "--name-only", "-z", *span)
     added = lines(POINT, "diff", "--name-only", "-z", "--diff-filter=A", *span)
     flows = [path for path in paths if path.startswith(".github/workflows")]
-    bare = [
-        path
-        for path in added
-        if path.endswith((".py", ".cc", ".h"))
-        and b"MIT License" not in (POINT / path).read_bytes()[:200]
-    ]
-    loose = [p.entry.patch for p in own if not_tested(p, paths)]
-    untested = [p for p in own if not Proof.of(p.entry).test]
-    mute = [p.entry.patch for p in untested if "[Test]" not in p.header.subject]
-    size = git(POINT, "diff", "--shortstat", *span)
+    sources = [path for path in added if path.endswith((".py", ".cc", ".h"))]
+    bare = [p for p in sources if b"MIT License" not in (POINT / p).read_bytes()[:200]]
+    without = [part for part in own if not part.proof.test]
+    mute = [p.entry.patch for p in without if "[Bugfix]" in p.header.subject]
+    loose = {p.proof.test.split()[0] for p in own if p.proof.is_python} - {*paths}
+    size = git(POINT, "diff", "--shortstat", *span).strip()
     changed = sum(int(n) for n in re.findall(r"(\d+) (?:insertion|deletion)", size))
     return [
-        f"{'FAIL' if flows else 'ok  '}  workflows: {', '.join(flows) or 'untouched'}",
-        f"{'FAIL' if bare else 'ok  '}  licence: {', '.join(bare) or 'in each new file'}",
-        f"{'FAIL' if mute else 'ok  '}  a test named: {', '.join(mute) or 'by each entry'}",
-        f"warn  tests that stay here: {', '.join(loose)}" if loose else "",
-        f"{'warn' if changed > LARGE else 'ok  '}  size: {size.strip()}",
+        finding(flows, "workflows", ", ".join(flows) or "untouched"),
+        finding(bare, "licence", ", ".join(bare) or "in each new file"),
+        finding(mute, "a test named", ", ".join(mute) or "by each fix"),
+        finding(loose, "tests that stay here", ", ".join(loose) or "none", "warn"),
+        finding(changed > LARGE, "size", size, "warn"),
     ]
 
 
-def not_tested(part: Part, paths: list[str]) -> bool:
-    """The entry's test is one of this project's, not in the branch."""
-    proof = Proof.of(part.entry)
-    return proof.is_python and proof.test.split()[0] not in paths
-
-
-def body(
-    topic, needs: list[str], own: list[Part], tests: str, issue: str | None
-) -> str:
+def body(topic, needs: list[str], own: list[Part], tests: str, issue: str) -> str:
     """UCM's template, filled from the headers and the run."""
-    rows = ["## Purpose", "", " ".join(topic["purpose"].split()), ""]
-    rows += [f"- **{phrase(part)}**: {part.paragraph('Why')}" for part in own]
-    rows += [
-        "",
-        f"Closes {issue}." if issue else "Part of the request behind #1392.",
-        "",
-    ]
-    rows += [" ".join(topic["relation"].split()), ""]
-    rows += [f"Needs `{need}`, which is to be merged first." for need in needs]
-    rows += ["", "## Modifications", ""]
-    rows += [f"- **{phrase(part)}**: {part.paragraph('What')}" for part in own]
-    rows += [
-        "",
-        "## Test",
-        "",
-        "Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`):",
-        "",
-    ]
-    rows += ["```", tests, "```", "", "What each test said before:", ""]
-    rows += [f"- {part.paragraph('To test')}" for part in own]
-    return "\n".join(rows) + "\n"
-
-
-def phrase(part: Part) -> str:
-    return part.header.subject.rsplit("] ", 1)[-1]
+    above = "".join(f"\n\nNeeds `{need}`, to be merged first." for need in needs)
+    return TEXT.format(
+        purpose=" ".join(topic["purpose"].split()),
+        why="\n".join(f"- **{part.phrase}**: {part.paragraph('Why')}" for part in own),
+        closes=f"Closes {issue}. " if issue else "",
+        relation=" ".join(topic["relation"].split()),
+        needs=above,
+        what="\n".join(
+            f"- **{part.phrase}**: {part.paragraph('What')}" for part in own
+        ),
+        tests=tests,
+        before="\n".join(f"- {part.paragraph('To test')}" for part in own),
+    )
 
 
 if __name__ == "__main__":
