@@ -94,7 +94,10 @@ def begin(repo: Path, to: str | None) -> State:
     refuse_target(repo, start, entries)
     root, old = series_on_base(repo, entries)
     git(repo, "worktree", "prune")
-    git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
+    try:
+        git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
+    except GitError as error:
+        raise cannot_read(error, f"git -C {repo} fetch, then make rebase") from error
     print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
     report_overlay(repo, start, entries)
     state = State(str(repo), start, root, old, series_digest(), start)
@@ -210,7 +213,7 @@ def pick(state: State, commit: str) -> str | None:
         git(TREE, "cherry-pick", "--keep-redundant-commits", commit)
     except GitError as error:
         if not git(TREE, "ls-files", "--unmerged"):
-            raise RuntimeError(f"git cannot merge: {error.text}") from error
+            raise cannot_read(error, "make rebase-continue") from error
         # Upstream took it word for word and went on from there.
         if not patch_ids(TREE, f"-1 {commit}") <= patch_ids(
             TREE, f"-500 {state.start}"
@@ -219,6 +222,16 @@ def pick(state: State, commit: str) -> str | None:
         git(TREE, "reset", "--quiet", "--hard")
         return "dropped"
     return judge(state, commit)
+
+
+def cannot_read(error: GitError, next: str) -> Refusal:
+    """A clone without all files asks its remote for them, which may not be there."""
+    return Refusal(
+        "git cannot read or write what it needs",
+        expected="every file of the commit in the clone, or a network; room on the disk",
+        found=error.text,
+        next=f"{next}, or make rebase-abort",
+    )
 
 
 def judge(state: State, commit: str) -> str:

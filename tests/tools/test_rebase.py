@@ -501,6 +501,17 @@ def test_no_network(project: Project, ucm: Path):
     refuse(project, ucm, "pip could not fetch the pinned base", **nowhere)
 
 
+def test_no_network_for_a_clone_without_files(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_1()", "engine_row_1()")
+    upstream(ucm)
+    git(ucm, "config", "uploadpack.allowFilter", "true")
+    target, no_files = ucm.parent / "blobless", ("--filter=blob:none", "--no-checkout")
+    git(ucm.parent, "clone", "-q", *no_files, f"file://{ucm}", str(target))
+    git(target, "checkout", "-q", "HEAD~1")
+    ucm.rename(ucm.parent / "gone")
+    refuse(project, target, "git cannot read", "fetch", to="main")
+
+
 def test_no_network_for_a_pinned_commit(project: Project, ucm: Path):
     write(ucm, "setup.py", "print('newer')\n")
     start = upstream(ucm)
