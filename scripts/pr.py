@@ -39,11 +39,11 @@ TEXT = """## Purpose
 
 ## Test
 
-Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`):
+Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`); files under `tests/` that this branch
+lacks are in the repository of the series that it comes from:
 
 ```
-{tests}
-```
+{tests}```
 
 What each test said before:
 
@@ -184,12 +184,16 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
     if not prove.compile_point():
         return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
     python = sorted({part.proof.test for part in own if part.proof.is_python})
-    gtest = "ucmstore.test --gtest_filter='UCPosix*'"
-    runs = {gtest: prove.run_gtest("UCPosix*", 600)}
-    runs |= {f"python -m pytest {test}": prove.run_pytest(test) for test in python}
-    bad = [command for command, result in runs.items() if result[:6] != "passes"]
-    text = "\n".join(f"$ {command}\n{result}" for command, result in runs.items())
-    return text, finding(bad, "tests", ", ".join(bad) or f"{len(runs)} commands pass")
+    bad, text = [], ""
+    for test in ("UCPosix*", *python):
+        if test in python:
+            command, result = f"python -m pytest {test}", prove.run_pytest(test)
+        else:
+            command = f"ucmstore.test --gtest_filter='{test}'"
+            result = prove.run_gtest(test, 600)
+        bad += [] if result.startswith("passes") else [f"{command}: {result}"]
+        text += f"$ {command}\n{prove.last_output()}\n"
+    return text, finding(bad, "tests", ", ".join(bad) or "all pass")
 
 
 def lint(below: str) -> list[str]:

@@ -100,7 +100,8 @@ def test_a_topic_that_stands_alone(project: Project, ucm: Path):
         "- **Count twenty**: a user sees it go wrong.",
         "- **Count thirty**: it is changed.",
         "#1 goes another way.",
-        "$ ucmstore.test --gtest_filter='UCPosix*'\npasses: 1\n",
+        "$ ucmstore.test --gtest_filter='UCPosix*'\n",
+        "[==========] 1 tests from 1 test suite ran. (0 ms total)\n",
     ):
         assert phrase in text
     assert not git(clone, "remote", "-v").count("push <")
