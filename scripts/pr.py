@@ -93,8 +93,8 @@ def main() -> int:
     own = [part for part in parts if part.topic == options.topic]
     prove.prepare(repo, start)
     prove.switch(start)
-    for name in needs:
-        stack([part for part in parts if part.topic == name], parts, needs)
+    for place, name in enumerate(needs):
+        stack([part for part in parts if part.topic == name], parts, needs[:place])
     below = git(POINT, "rev-parse", "HEAD")
     stack(own, parts, needs)
     tip = git(POINT, "rev-parse", "HEAD")
@@ -158,8 +158,8 @@ def starting_point(repo: Path, to: str | None) -> str:
     return start
 
 
-def stack(own: list[Part], parts: list[Part], needs: list[str]) -> None:
-    """Put entries onto HEAD, without the trailers that are for this project only."""
+def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
+    """Put entries onto HEAD, which has the topics `below`, without our own trailers."""
     for part in own:
         try:
             git(POINT, "cherry-pick", "--keep-redundant-commits", part.commit)
@@ -168,7 +168,7 @@ def stack(own: list[Part], parts: list[Part], needs: list[str]) -> None:
             log = ("log", "--format=%H", part.commit, "--", *files)
             touching = set(git(POINT, *log).split()) if files else set()
             others = {p.topic for p in parts if p.commit in touching} - {part.topic}
-            lacking = sorted(others - set(needs)) or ["make rebase TO=REF first"]
+            lacking = sorted(others - set(below)) or ["make rebase TO=REF first"]
             raise Refusal(
                 f"{part.entry.patch} does not apply there",
                 expected="the topic alone, or above the topics it needs (docs/topics.ini)",
