@@ -215,9 +215,8 @@ def pick(state: State, commit: str) -> str | None:
         if not git(TREE, "ls-files", "--unmerged"):
             raise cannot_read(error, "make rebase-continue") from error
         # Upstream took it word for word and went on from there.
-        if not patch_ids(TREE, f"-1 {commit}") <= patch_ids(
-            TREE, f"-500 {state.start}"
-        ):
+        own = patch_ids(TREE, f"{commit}^..{commit}")
+        if not own or not own <= patch_ids(TREE, f"-500 {state.start}"):
             return None
         git(TREE, "reset", "--quiet", "--hard")
         return "dropped"
@@ -242,8 +241,8 @@ def judge(state: State, commit: str) -> str:
     flags = ("--no-renames", "--no-color", "--no-ext-diff", "--no-textconv")
     spans = ((f"{commit}^", commit), (state.head, "HEAD"))
     old, new = (git_bytes(TREE, "diff", *flags, *span) for span in spans)
-    for how, noise in (("clean", rb"index .*|(?<=@@)[^@]*$"), ("offset", rb"@@ .*")):
-        old, new = (re.sub(rb"(?m)^(%b)" % noise, b"", t) for t in (old, new))
+    for how, noise in (("clean", rb"^index .*|(?<= @@) .*"), ("offset", rb"^@@ .*")):
+        old, new = (re.sub(rb"(?m)%b" % noise, b"", text) for text in (old, new))
         if old == new:
             return how
     return "merged"

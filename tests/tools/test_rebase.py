@@ -204,6 +204,18 @@ def test_g_an_overlay_path_appeared(project: Project, ucm: Path):
     assert (project.overlay / SCRIPT).exists()
 
 
+def test_g_after_an_entry_that_upstream_took(project: Project, ucm: Path):
+    """The patch id of the entry before says nothing about one of new files only."""
+    replace(ucm, ENGINE, DECLARED, OURS)
+    write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm, "took it")
+    write(ucm, KEYS, "OTHER = 1\n")
+    upstream(ucm, "Keys of our own")
+    tree = stopped(project, ucm, KEYS, subject="Keys of our own")
+    solve(tree, **{KEYS: "OTHER = 1\nVERSION = 2\n"})
+    rebased(project, ucm, "dropped", "solved", "clean", go_on=True)
+
+
 def test_g_is_told_before_the_first_entry(project: Project, ucm: Path):
     write(ucm, KEYS, "OTHER = 1\n")
     upstream(ucm)
