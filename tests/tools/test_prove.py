@@ -116,6 +116,16 @@ def test_a_point_that_breaks_others_tests(project: Project, ucm: Path):
     ]
 
 
+def test_a_test_of_time_gets_one_more_try(project: Project, ucm: Path):
+    """Shown in the table; the entry's own test gets none."""
+    mark = project.root.parent / "tried"
+    late = f"\n// FLAKY UCPosixLate.Test {ENGINE} {mark}"
+    entry(ucm, 5, "UCPosix5Test", case=case(5) + late)
+    refresh(project, ucm)
+    word = "passes: 2, 1 of them when run again"
+    assert walk(project) == [["0001", "fails: 1 of 1", "passes: 1", word, "ok"]]
+
+
 def test_only_the_tests_of_the_entry_are_added(project: Project, ucm: Path):
     """The parent gets the test file alone, not the change that comes with it."""
     entry(ucm, 5, "UCPosix5Test", case=case(5))
