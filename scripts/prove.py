@@ -26,6 +26,7 @@ from _git import git
 from _pin import BUILD, ROOT
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
+
 from build import GTEST, PYTHON
 
 WORK = BUILD / "points"
