@@ -95,4 +95,6 @@ SOLUTIONS = {
             ),
         ],
     },
+    # Upstream's lookups stay on threads of their own; transfers are shared as the entry says.
+    "share-the-i-o-threads": {CC: [], HEADER: []},
 }

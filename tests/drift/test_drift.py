@@ -54,7 +54,8 @@ def touched(patch: Path) -> set[str]:
 def test_f_upstream_answers_lookups_per_block(
     project, upstream, feature_tests, tmp_path
 ):
-    """Expected: three conflicts; the entry is reduced to its tests, upstream's code stays."""
+    """Expected: upstream's code stays and the entry is reduced to its tests; those after it
+    that build on our lookup are in conflict, and get what upstream's still lacks."""
     ucm = upstream(drift.UPSTREAM, "Look up per block")
     out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
     tree, solved = project / "build" / "rebase", []
