@@ -98,3 +98,12 @@ SOLUTIONS = {
     # Upstream's lookups stay on threads of their own; transfers are shared as the entry says.
     "share-the-i-o-threads": {CC: [], HEADER: []},
 }
+
+# Tests that pin how our lookup spread over threads, and go with it: entry -> (file, test).
+UNPINNED = {
+    "lookup-per-key": (OURS, "SmallOnTheCallerSlowOnThePool"),
+    "share-the-i-o-threads": (
+        "ucm/store/test/case/posix/posix_worker_pool_test.cc",
+        "StoresShareTheirThreads",
+    ),
+}
