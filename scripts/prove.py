@@ -42,7 +42,7 @@ entry's own test, its test files alone added to the commit before it; *on it* is
 on the entry; *all* is every gtest of PosixStore there. A test marked `new-api` uses what the
 entry adds, so that it cannot build on the parent: that proves nothing and is not counted.
 
-{} entries; the tests of {} fail on the parent.
+{} entries were built and tested; the tests of {} fail on the parent.
 
 | entry | its test | on the parent | on it | all | |
 |---|---|---|---|---|---|
@@ -90,15 +90,21 @@ def main() -> int:
             rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
             print(" | ".join(rows[-1]), flush=True)
             KNOWN.write_text(json.dumps(known, indent=1))
+        if not only:
+            write_table(rows, entries)
     faults = sum(row[-1] != "ok" for row in rows)
-    if not only:
-        red = sum(row[2].startswith(RED) and "new-api" not in row[1] for row in rows)
-        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-        TABLE.write_text(HEAD.format(len(rows), red) + table)
     print(f"{'FAILED' if faults else 'ok'}  {len(rows)} points, {faults} findings")
     if faults:
         print(f"next: read {WORK}/log.txt; results that are ok are kept")
     return 1 if faults else 0
+
+
+def write_table(rows: list[list[str]], entries: list[Entry]) -> None:
+    """After every entry: what an interrupted walk has not reached is in the table, too."""
+    red = sum(row[2].startswith(RED) and "new-api" not in row[1] for row in rows)
+    todo = [[e.patch[:-6], "", "not run yet", "", "", ""] for e in entries[len(rows) :]]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows + todo)
+    TABLE.write_text(HEAD.format(len(rows), red) + table)
 
 
 def prepare(repo: Path, start: str) -> None:

@@ -73,7 +73,7 @@ def test_red_on_the_parent_green_on_it(project: Project, ucm: Path):
         ["0003", "-", "-", "passes: 2", "ok"],
     ]
     table = (project.root / "docs" / "bisect.md").read_text()
-    assert "3 entries; the tests of 2 fail on the parent." in table
+    assert "3 entries were built and tested; the tests of 2 fail" in table
     assert table.count("\n| 000") == 3
 
 
