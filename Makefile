@@ -2,6 +2,10 @@
 PYTHON ?= python3
 UCM    ?=
 TO     ?=
+TOPIC  ?=
+ISSUE  ?=
+DRY    ?=
+BUILD  ?=
 SANITIZE ?=
 SHORT  ?=
 PUBLISH ?=
@@ -16,11 +20,11 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test bench gtest conformance bisect lint clean gpu-package gpu-e2e gpu-tables
+.PHONY: build demo test bench drift gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | V=1 tracebacks"
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | TO=REF | TOPIC= ISSUE= DRY=1 with pr | BUILD=1 with verify | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -31,20 +35,25 @@ unapply:  ## take the series off again
 status:  ## show base, patches and overlay files of UCM
 	@$(PYTHON) scripts/status.py $(checkout)
 
-verify:  ## check grammar, headers, owners, and the byte-exact export
+verify:  ## check grammar, headers, owners, the byte-exact export; BUILD=1 builds and tests every point, slow
 	@$(PYTHON) scripts/verify.py
+	@$(if $(BUILD),$(PYTHON) scripts/apply.py --if-needed && $(PYTHON) scripts/build.py --only venv && $(PYTHON) scripts/prove.py)
 
 refresh:  ## write patches/ and ucm_overlay/ anew from the patched branch
 	@$(PYTHON) scripts/refresh.py $(checkout)
 
-rebase:  ## put the series onto another commit of UCM: TO=REF
-	@$(PYTHON) scripts/rebase.py $(checkout) $(if $(TO),--to "$(TO)")
+rebase:  ## move the series and its pin to another commit of UCM: TO=REF
+	@$(PYTHON) scripts/rebase.py $(checkout) --to="$(TO)"
 
 rebase-continue:  ## go on after a conflict was solved
-	@$(PYTHON) scripts/rebase.py $(checkout) --continue
+	@$(PYTHON) scripts/rebase.py --continue
 
 rebase-abort:  ## give the rebase up
-	@$(PYTHON) scripts/rebase.py $(checkout) --abort
+	@$(PYTHON) scripts/rebase.py --abort
+
+pr:  ## one topic as a branch on TO=REF and its pull request's text: TOPIC=NAME; DRY=1 changes nothing
+	@$(PYTHON) scripts/build.py --only venv
+	@$(PYTHON) scripts/pr.py $(checkout) --topic="$(TOPIC)" $(if $(TO),--to="$(TO)") $(if $(ISSUE),--issue="$(ISSUE)") $(if $(DRY),--dry-run)
 
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
@@ -66,6 +75,9 @@ build/bench/site: ci/requirements/bench.txt | build
 	@$(venv) -m pip install -q --disable-pip-version-check --no-deps --target $@ -r $<
 	@touch $@
 
+drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
+	@$(venv) -m pytest tests/drift
+
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM
 	@$(PYTHON) scripts/build.py --ucm "$$($(PYTHON) scripts/_pin.py)" --out build/base --only native
@@ -78,9 +90,6 @@ gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for
 conformance: | prepared  ## the store's Python tests; VARIANT=asan or tsan for sanitizers
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT)
 	@ci/conformance.sh $(VARIANT)
-
-bisect: | prepared  ## build every point of the series and run its C++ tests; slow
-	@ci/bisect.sh $(if $(UCM),"$(UCM)")
 
 gpu-package: | prepared  ## pack what a GPU machine without network needs: SGLANG=0.5.16
 	@$(PYTHON) ci/gpu/pack.py --sglang $(SGLANG)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Check our own files with the tools and versions that UCM checks its own with.
-# The tools live in build/lint, made from ci/requirements/lint.txt when missing.
+# The tools live in build/lint, made from ci/requirements/lint.txt when missing; `lint.sh tools` does no more than that.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,7 @@ if ! cmp -s ci/requirements/lint.txt build/lint/stamp; then
     build/lint/bin/pip install -q --disable-pip-version-check -r ci/requirements/lint.txt
     cp ci/requirements/lint.txt build/lint/stamp
 fi
+[ "${1-}" != tools ] || exit 0
 PATH=$PWD/build/lint/bin:$PATH
 status=0
 check() {

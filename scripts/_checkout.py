@@ -33,6 +33,8 @@ def find_checkout(given: str | None, make: bool = False) -> Path:
     if not given:
         if make and not DEFAULT_UCM.exists():
             _clone_base()
+        elif make:
+            _follow_pin()
         given = str(DEFAULT_UCM)
     folder = Path(given).expanduser().resolve()
     if not folder.is_dir():
@@ -62,6 +64,15 @@ def _clone_base() -> None:
     git(base, "clone", "--quiet", "--no-hardlinks", str(base), str(scratch))
     git(scratch, "remote", "remove", "origin")
     scratch.rename(DEFAULT_UCM)
+
+
+def _follow_pin() -> None:
+    """The pin moved since build/ucm was made: go to the new base, if nobody works there."""
+    marks, pin = applied(DEFAULT_UCM), read_pin().commit
+    if marks and marks[0] != pin and marks[1] == ref(DEFAULT_UCM, "HEAD"):
+        fetch = ("fetch", "--quiet", "--no-tags", "--update-shallow")
+        git(DEFAULT_UCM, *fetch, str(base_repository()), "HEAD")
+        move_to(DEFAULT_UCM, pin, None)
 
 
 def _require_top(folder: Path) -> None:
@@ -112,6 +123,22 @@ def refuse_dirty(repo: Path, paths: list[str]) -> None:
             expected="the files that the series touches as committed",
             found="\n".join(row for row in found.split("\0") if row),
             next="commit or stash them, then try again",
+        )
+
+
+def refuse_edited(repo: Path) -> None:
+    """Refuse while the checkout has work that is not in the series yet."""
+    marks, ask = applied(repo), ("status", "--porcelain", "--untracked-files=no")
+    found, next = git(repo, *ask, as_user=True), "commit or stash it, then try again"
+    if not found and (edited(repo) or marks and marks[1] != ref(repo, "HEAD")):
+        since = marks[1] if marks else ref(repo, BASE_REF)
+        found, next = git(repo, "log", "--format=%h %s", f"{since}.."), "make refresh"
+    if found:
+        raise Refusal(
+            f"there is work in {repo} that the series lacks",
+            expected="no uncommitted changes, no commits since make apply",
+            found=found,
+            next=next,
         )
 
 
@@ -185,4 +212,4 @@ def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
 
 def describe_base() -> str:
     pin = read_pin()
-    return f"{pin.package} {pin.version} ({pin.commit[:12]})"
+    return f"{pin} ({pin.commit[:12]})"

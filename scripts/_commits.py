@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _git import GitError, git, git_bytes, lines
-from _pin import ROOT
+from _pin import ROOT, base_repository, read_pin
 from _report import Refusal
 from _series import OVERLAY, PATCHES, Entry, read_header, slug
 
@@ -81,6 +81,17 @@ def commit_series(
                     next=f"make rebase UCM={repo} TO=HEAD",
                 ) from error
     return tip
+
+
+def series_on_base(repo: Path, entries: list[Entry]) -> tuple[str, str]:
+    """The series as commits `root..tip` on the pinned base's files, as objects of `repo`.
+
+    The root has no history, so that it neither needs nor changes what a shallow clone knows.
+    """
+    base = base_repository()
+    root = git(base, "commit-tree", "HEAD^{tree}", "-m", f"{read_pin()}")
+    git(repo, "fetch", "--quiet", "--no-tags", str(base), root)
+    return root, commit_series(repo, root, entries)
 
 
 def _without_hints(error: GitError | OSError) -> str:
@@ -175,3 +186,14 @@ def touched(entries: list[Entry]) -> list[str]:
             ) from error
         paths |= {row.split("\t", 2)[2] for row in rows if row}
     return sorted(paths)
+
+
+def patch_ids(repo: Path, revisions: str) -> set[str]:
+    """Stable patch ids of the commits in a range, new files left out."""
+    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
+    return ids_of(repo, git_bytes(repo, *log, *revisions.split()))
+
+
+def ids_of(repo: Path, text: bytes) -> set[str]:
+    found = git(repo, "patch-id", "--stable", stdin=text)
+    return {row.split()[0] for row in found.splitlines()}

@@ -1,4 +1,7 @@
-"""The pinned base: read UPSTREAM, fetch the sdist by hash, turn it into a git repository."""
+"""The pinned base: UCM's sdist by hash, as a commit, or after a rebase a commit of UCM's own.
+
+`_pin.py` prints where the base is; `_pin.py CLONE` takes the commit from a clone of UCM.
+"""
 
 import os
 import shutil
@@ -7,42 +10,60 @@ import sys
 import tarfile
 import tempfile
 import venv
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from _git import git
-from _report import Refusal
+from _git import GitError, git
+from _report import Refusal, run
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
+UPSTREAM = ROOT / "UPSTREAM"
 DEFAULT_UCM = BUILD / "ucm"
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What UPSTREAM says. `commit` is the id of the base's only commit."""
+    """What UPSTREAM says: `commit` is of the sdist with this `sha256`, or else of `url`."""
 
+    commit: str
     package: str
     version: str
-    sha256: str
-    commit: str
+    sha256: str = ""
+    url: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.package} {self.version}"
 
 
-def read_pin(path: Path = ROOT / "UPSTREAM") -> Pin:
-    rows = (line.partition("#")[0].strip() for line in path.read_text().splitlines())
+def read_pin() -> Pin:
+    rows = (
+        line.partition("#")[0].strip() for line in UPSTREAM.read_text().splitlines()
+    )
     return Pin(**dict(row.split("=", 1) for row in rows if row))
 
 
-def base_repository() -> Path:
+def write_pin(pin: Pin) -> None:
+    """Replace what UPSTREAM says; its comment stays."""
+    rows = [row for row in UPSTREAM.read_text().splitlines() if row.startswith("#")]
+    rows += [f"{key}={value}" for key, value in asdict(pin).items() if value]
+    fresh = UPSTREAM.with_name(".UPSTREAM.new")
+    fresh.write_text("\n".join(rows) + "\n")
+    fresh.replace(UPSTREAM)
+
+
+def base_repository(source: str = "") -> Path:
     """The pinned base as a bare-bones git repository under build/, made when missing."""
     pin = read_pin()
-    target = BUILD / "base" / pin.sha256[:12]
+    target = BUILD / "base" / (pin.sha256 or pin.commit)[:12]
     if not (target / ".git").is_dir():
-        BUILD.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
-            tree = _unpack(_download(pin, Path(scratch)), Path(scratch) / "tree")
+        if not pin.sha256:
+            return fetch_base(source or pin.url, pin.commit)
+        with _scratch() as scratch:
+            tree = _unpack(_download(pin, scratch), scratch / "tree")
             _commit(tree, pin)
-            target.parent.mkdir(exist_ok=True)
             tree.rename(target)
     found = git(target, "rev-parse", "HEAD")
     if found != pin.commit:
@@ -53,6 +74,36 @@ def base_repository() -> Path:
             next=f"rm -rf {target} and try again",
         )
     return target
+
+
+def fetch_base(source: str, commit: str) -> Path:
+    """One commit of the UCM repository `source`, without its history, under build/base."""
+    target = BUILD / "base" / commit[:12]
+    if (target / ".git").is_dir():
+        return target
+    with _scratch() as scratch:
+        tree = scratch / "tree"
+        tree.mkdir()
+        git(tree, "init", "-q")
+        try:
+            git(tree, "fetch", "-q", "--depth=1", "--no-tags", source, commit)
+        except GitError as error:
+            raise Refusal(
+                "git could not fetch the pinned base",
+                expected=f"commit {commit} from {source or 'a clone of UCM'}",
+                found=error.text,
+                next="python3 scripts/_pin.py CLONE takes it from a clone that has it",
+            ) from error
+        git(tree, "reset", "-q", "--hard", "FETCH_HEAD")
+        tree.rename(target)
+    return target
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    (BUILD / "base").mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
+        yield Path(scratch)
 
 
 def _download(pin: Pin, folder: Path) -> Path:
@@ -105,8 +156,8 @@ def _commit(tree: Path, pin: Pin) -> None:
             path.chmod(0o755 if path.suffix == ".sh" else 0o644)
     git(tree, "init", "-q")
     git(tree, "add", "-A", "-f")
-    git(tree, "commit", "-q", "-m", f"{pin.package} {pin.version}")
+    git(tree, "commit", "-q", "-m", f"{pin}")
 
 
 if __name__ == "__main__":
-    print(base_repository(), file=sys.stdout)
+    run("base", lambda: print(base_repository(*sys.argv[1:2])))

@@ -1,141 +1,382 @@
-"""Put the series onto another UCM commit with 3-way merges, in a worktree of its own.
+"""Move the series to another commit of UCM, entry by entry, with git's 3-way merges.
 
-The checkout's own branch and files stay as they are; the result is the branch hicache-v2.
-The worktree is the only state: --continue goes on in it, --abort removes it.
+The entries become commits on the pinned base, whose objects git needs to merge, and are
+cherry-picked onto TO in a worktree: build/rebase, which holds all there is of an open
+rebase. The checkout, patches/, ucm_overlay/ and UPSTREAM change at the end, or not at all.
 """
 
 import argparse
+import hashlib
+import json
+import re
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import _checkout as checkout
-from _commits import AM, add_overlay, commit_entry
-from _git import GitError, git, git_ok
-from _pin import BUILD, base_repository
+import refresh
+from _commits import export, patch_ids, series_on_base, touched
+from _git import GitError, git, git_bytes, git_ok, lines
+from _pin import BUILD, Pin, base_repository, fetch_base, read_pin, write_pin
 from _report import Refusal, run
-from _series import Entry, read_series
+from _series import OVERLAY, PATCHES, Entry, overlay_owners, read_series
 
 TREE = BUILD / "rebase"
+RANGE_DIFF = BUILD / "range-diff.txt"
 BRANCH = "hicache-v2"
-# Not with the marks of apply: those are per worktree, and this one is read in TREE.
-START_REF = "refs/ucm-hicache/rebase-start"
-THREE_WAY = [word.replace("--no-3way", "--3way") for word in AM]
+
+
+@dataclass
+class State:
+    """An open rebase: `root..old` is the series on its pinned base, `head` the last commit made.
+
+    `rows` tells how each entry so far ended; `stopped` is true at a conflict.
+    """
+
+    ucm: str
+    start: str
+    root: str
+    old: str
+    series: str
+    head: str
+    rows: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    @staticmethod
+    def path() -> Path:
+        return Path(git(TREE, "rev-parse", "--absolute-git-dir")) / "ucm-hicache.json"
+
+    def save(self) -> None:
+        self.head = git(TREE, "rev-parse", "HEAD")
+        fresh = self.path().with_suffix(".new")
+        fresh.write_text(json.dumps(asdict(self)))
+        fresh.replace(self.path())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
-    parser.add_argument("--to", metavar="REF", default="HEAD", help="default: HEAD")
+    parser.add_argument("--to", metavar="REF", help="the commit to move to")
     step = parser.add_mutually_exclusive_group()
     step.add_argument("--continue", dest="go_on", action="store_true")
     step.add_argument("--abort", action="store_true")
     options = parser.parse_args()
-    repo = checkout.find_checkout(options.ucm)
-    entries = read_series()
     if options.abort:
-        remove_tree(repo)
-        print(f"removed {TREE}\nnext: make rebase UCM={repo} TO=REF")
-        return 0
+        return abort()
     if options.go_on:
-        conclude_entry(repo, entries)
-    else:
-        begin(repo, options.to)
-    return apply_rest(repo, entries)
+        return pick_rest(go_on(), read_series())
+    repo = checkout.find_checkout(options.ucm)
+    return pick_rest(begin(repo, options.to), read_series())
 
 
-def begin(repo: Path, to: str) -> None:
-    """Make the worktree at `to`; the base's objects let git merge 3-way in any clone."""
+def begin(repo: Path, to: str | None) -> State:
+    """Refuse what cannot work, then make the worktree at `to`."""
     if TREE.exists():
         raise Refusal(
-            "a rebase is in progress",
-            expected="no worktree left from an earlier one",
+            "a rebase is open already",
+            expected="no worktree of an earlier one",
             found=str(TREE),
-            next=f"make rebase-continue UCM={repo}, or make rebase-abort UCM={repo}",
+            next="make rebase-continue, or make rebase-abort",
             code=3,
         )
-    start = checkout.ref(repo, to)
+    entries, start = read_series(), checkout.ref(repo, to) if to else None
     if not start:
         raise Refusal(
-            f"there is no commit {to} in {repo}",
-            expected="a branch, tag or commit of UCM",
-            found=to,
-            next="git fetch there, then make rebase again",
+            f"there is no commit {to} in {repo}" if to else "no commit to move to",
+            expected="TO=REF, a branch, tag or commit that the checkout has",
+            found=to or "nothing",
+            next=f"git -C {repo} fetch, then make rebase UCM={repo} TO=REF",
             code=2,
         )
-    git(repo, "fetch", "--quiet", "--no-tags", str(base_repository()), "HEAD")
+    checkout.refuse_unfinished(repo)
+    checkout.refuse_edited(repo)
+    refuse_target(repo, start, entries)
+    root, old = series_on_base(repo, entries)
     git(repo, "worktree", "prune")
-    git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
-    git(repo, "update-ref", START_REF, start)
+    try:
+        git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
+    except GitError as error:
+        raise cannot_read(error, f"git -C {repo} fetch, then make rebase") from error
+    print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
+    report_overlay(repo, start, entries)
+    state = State(str(repo), start, root, old, series_digest(), start)
+    state.save()
+    return state
 
 
-def conclude_entry(repo: Path, entries: list[Entry]) -> None:
-    """After the conflict was solved: commit the patch, add its overlay files."""
-    if not TREE.exists():
+def refuse_target(repo: Path, start: str, entries: list[Entry]) -> None:
+    """The commit must be UCM, without the series, and no older than the pinned base."""
+    pin, tip = read_pin(), checkout.ref(repo, checkout.TIP_REF)
+    found = None
+    if not git_ok(repo, "cat-file", "-e", f"{start}:{checkout.LANDMARK}"):
+        found = f"it has no {checkout.LANDMARK}: this is not UCM"
+    elif start == pin.commit:
+        found = "it is the pinned base: the series stands on it"
+    elif tip and git_ok(repo, "merge-base", "--is-ancestor", tip, start):
+        found = "it holds the applied series itself"
+    elif newer := newer_equal_of_base(repo, start, touched(entries)):
+        found = f"it is older than the pinned base, which is {newer}"
+    if found:
         raise Refusal(
-            "no rebase is in progress",
-            expected=f"a worktree at {TREE}",
-            found="none",
-            next=f"make rebase UCM={repo} TO=REF",
+            f"the series cannot move to {start[:12]}",
+            expected=f"a commit of UCM after {checkout.describe_base()}",
+            found=found,
+            next=f"make rebase UCM={repo} TO=<a later commit>",
             code=2,
         )
-    conflicts = git(TREE, "diff", "--name-only", "--diff-filter=U").splitlines()
-    unsolved = [p for p in conflicts if b"\n<<<<<<< " in (TREE / p).read_bytes()]
-    if unsolved:
+
+
+def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
+    """What shows that `start` is older than the base: a later commit that equals the base.
+
+    The pinned sdist is no commit of upstream: its version and the bytes of the files that
+    the series touches tell.
+    """
+    base, wanted = base_repository(), read_pin().commit
+    if git_ok(repo, "merge-base", "--is-ancestor", start, wanted):
+        return wanted[:12]
+    was, now = version(repo, start), version(base, "HEAD")
+    if was and now and was < now:
+        return f"version {'.'.join(map(str, now))}, not {'.'.join(map(str, was))}"
+    same = checkout.blobs(base, "HEAD", paths)
+    if checkout.blobs(repo, start, paths) == same:
+        return None
+    later = ("rev-list", "--all", "-500", "--ancestry-path", f"^{start}", "--", *paths)
+    for commit in git(repo, *later).split():
+        if checkout.blobs(repo, commit, paths) == same:
+            return f"like {commit[:12]}"
+    return None
+
+
+def version(repo: Path, commit: str) -> tuple[int, ...] | None:
+    try:
+        found = re.search(r'version="([\d.]+)', git(repo, "show", f"{commit}:setup.py"))
+    except GitError:
+        return None
+    return tuple(map(int, found[1].strip(".").split("."))) if found else None
+
+
+def report_overlay(repo: Path, start: str, entries: list[Entry]) -> None:
+    """Overlay files that upstream has now: equal ones leave the overlay, others conflict."""
+    owners = overlay_owners(entries)
+    for path, blob in checkout.blobs(repo, start, sorted(owners)).items():
+        ours = git(repo, "hash-object", "--no-filters", "--", str(OVERLAY / path))
+        print(f"overlay   {path}: upstream has it now, ", end="")
+        if ours == blob:
+            print("with the same bytes: it leaves ucm_overlay/")
+        else:
+            print(
+                f"otherwise than {owners[path]}.\n          At the conflict, keep "
+                "upstream's text and add what it lacks: that becomes a patch."
+            )
+
+
+def series_digest() -> str:
+    """Of patches/ and ucm_overlay/, which must not change while a rebase is open."""
+    found = hashlib.sha256()
+    for folder in (PATCHES, OVERLAY):
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            if "__pycache__" not in path.parts:
+                found.update(b"%b\0%b\0" % (bytes(path), path.read_bytes()))
+    return found.hexdigest()
+
+
+def pick_rest(state: State, entries: list[Entry]) -> int:
+    """Put what is left of the old commits onto HEAD, one by one, up to a conflict."""
+    commits = git(TREE, "rev-list", "--reverse", f"{state.root}..{state.old}").split()
+    for number in range(len(state.rows), len(commits)):
+        how = pick(state, commits[number])
+        if not how:
+            state.stopped = True
+            state.save()
+            report_conflict(state, entries[number], f"{number + 1} of {len(commits)}")
+            return 3
+        add_row(state, entries[number], how)
+    return finish(state)
+
+
+def add_row(state: State, entry: Entry, how: str) -> None:
+    state.rows.append(how)
+    state.stopped = False
+    state.save()
+    show(entry, how)
+
+
+def show(entry: Entry, how: str) -> None:
+    print(f"  {how:<9} {entry.patch}", flush=True)
+
+
+def pick(state: State, commit: str) -> str | None:
+    """Cherry-pick one commit; tell how it went, None for a conflict."""
+    try:
+        git(TREE, "cherry-pick", "--keep-redundant-commits", commit)
+    except GitError as error:
+        if not git(TREE, "ls-files", "--unmerged"):
+            raise cannot_read(error, "make rebase-continue") from error
+        # Upstream took it word for word and went on from there.
+        own = patch_ids(TREE, f"{commit}^..{commit}")
+        if not own or not own <= patch_ids(TREE, f"-500 {state.start}"):
+            return None
+        git(TREE, "reset", "--quiet", "--hard")
+        return "dropped"
+    return judge(state, commit)
+
+
+def cannot_read(error: GitError, next: str) -> Refusal:
+    """A clone without all files asks its remote for them, which may not be there."""
+    return Refusal(
+        "git cannot read or write what it needs",
+        expected="every file of the commit in the clone, or a network; room on the disk",
+        found=error.text,
+        next=f"{next}, or make rebase-abort",
+    )
+
+
+def judge(state: State, commit: str) -> str:
+    """Compare what HEAD changes with what `commit` changed; an empty HEAD goes."""
+    if git_ok(TREE, "diff", "--quiet", state.head, "HEAD"):
+        git(TREE, "reset", "--quiet", "--hard", state.head)
+        return "dropped"
+    flags = ("--no-renames", "--no-color", "--no-ext-diff", "--no-textconv")
+    spans = ((f"{commit}^", commit), (state.head, "HEAD"))
+    old, new = (git_bytes(TREE, "diff", *flags, *span) for span in spans)
+    for how, noise in (("clean", rb"^index .*|(?<= @@) .*"), ("offset", rb"^@@ .*")):
+        old, new = (re.sub(rb"(?m)%b" % noise, b"", text) for text in (old, new))
+        if old == new:
+            return how
+    return "merged"
+
+
+def report_conflict(state: State, entry: Entry, place: str) -> None:
+    rows = lines(TREE, "diff", "--name-only", "--diff-filter=U", "-z")
+    print(f"rebase: CONFLICT  {entry.patch}  ({place})\n  worktree  {TREE}")
+    for path in rows:
+        log = ("log", "-1", "--format=%h %as %s", state.start, "--", path)
+        print(f"  conflict  {path}")
+        print(f"            upstream last: {git(TREE, *log) or 'never had it'}")
+    print(f"Nothing was changed in {state.ucm}, patches/ or ucm_overlay/.")
+    print(
+        "next: edit these files in the worktree; leave upstream's side where it has the"
+    )
+    print("      same already, and an entry of which nothing is left is dropped. Then:")
+    print(f"  git -C {TREE} diff")
+    print(f"  git -C {TREE} add --all")
+    print("  make rebase-continue            (or give up: make rebase-abort)")
+
+
+def go_on() -> State:
+    """Take the solved conflict over; after an interruption, start the entry again."""
+    state = read_state()
+    if state.series != series_digest():
         raise Refusal(
-            "conflict markers are left",
-            expected="every conflict solved",
-            found="\n".join(unsolved),
-            next=f"edit the files in {TREE}, then make rebase-continue UCM={repo}",
+            "patches/ or ucm_overlay/ changed while the rebase was open",
+            expected="the series as it was when the rebase began",
+            found="other files",
+            next="put them back, or make rebase-abort and start anew",
+        )
+    entries = read_series()
+    if state.stopped:
+        refuse_unsolved()
+    for entry, how in zip(entries, state.rows, strict=False):
+        show(entry, how)
+    if not state.stopped:
+        git(TREE, "reset", "--quiet", "--hard", state.head)
+        return state
+    commits = git(TREE, "rev-list", "--reverse", f"{state.root}..{state.old}").split()
+    commit = commits[len(state.rows)]
+    # Whoever ran `git cherry-pick --continue` has made the commit already.
+    if git(TREE, "rev-parse", "HEAD") == state.head:
+        if git(TREE, "status", "--porcelain"):
+            git(TREE, "commit", "--quiet", "--no-verify", "-C", commit)
+        else:
+            git(TREE, "reset", "--quiet", "--hard")
+    how = judge(state, commit)
+    add_row(state, entries[len(state.rows)], how if how == "dropped" else "solved")
+    return state
+
+
+def read_state() -> State:
+    if not (TREE.exists() and State.path().is_file()):
+        raise Refusal(
+            "no rebase is open",
+            expected=f"the worktree {TREE}",
+            found="a part of one" if TREE.exists() else "none",
+            next="make rebase-abort" if TREE.exists() else "make rebase UCM=DIR TO=REF",
+            code=2,
+        )
+    return State(**json.loads(State.path().read_text()))
+
+
+def refuse_unsolved() -> None:
+    """Every file must be decided and staged, without git's conflict markers."""
+    found = []
+    for row in lines(TREE, "status", "--porcelain", "-z", "--no-renames"):
+        path = TREE / row[3:]
+        if row[1] != " " or "U" in row[:2] or row[:2] == "AA":
+            found.append(f"{row[3:]}: not added")
+        elif path.is_file() and b"\n<<<<<<< " in b"\n" + path.read_bytes():
+            found.append(f"{row[3:]}: has conflict markers")
+    if found:
+        raise Refusal(
+            "the conflict is not solved",
+            expected="every file edited and added",
+            found="\n".join(found),
+            next=f"git -C {TREE} add --all, then make rebase-continue",
             code=3,
         )
-    if (TREE / git(TREE, "rev-parse", "--git-path", "rebase-apply")).exists():
-        git(TREE, "add", "--update")
-        git(TREE, "am", "--quiet", "--continue")
-    add_overlay(TREE, entries[done(repo) - 1])
 
 
-def done(repo: Path) -> int:
-    """How many entries are commits in the worktree already."""
-    return int(git(TREE, "rev-list", "--count", f"{START_REF}..HEAD"))
-
-
-def apply_rest(repo: Path, entries: list[Entry]) -> int:
-    for number in range(done(repo), len(entries)):
-        entry = entries[number]
-        if git_ok(TREE, "apply", "--check", "--allow-empty", str(entry.path)):
-            how = "clean"
-        else:
-            how = "merged"
-        try:
-            commit_entry(TREE, entry, THREE_WAY)
-        except GitError as error:
-            report_conflict(repo, entry, f"{number + 1} of {len(entries)}", error)
-            return 3
-        print(f"  {how:<8}{entry.patch}")
-    tip = git(TREE, "rev-parse", "HEAD")
-    git(repo, "branch", "--force", BRANCH, tip)
-    remove_tree(repo)
-    print(f"tip       {tip[:12]} on the branch {BRANCH} of {repo}")
-    print(f"next: git -C {repo} checkout {BRANCH}, then make build test UCM={repo}")
+def finish(state: State) -> int:
+    """Series, pin and checkout move together."""
+    repo, start = Path(state.ucm), state.start
+    checkout.refuse_unfinished(repo)
+    checkout.refuse_edited(repo)
+    exported, _ = export(TREE, start, "HEAD")
+    refresh.refuse_strangers(exported)
+    with tempfile.TemporaryDirectory(dir=BUILD.parent, prefix=".rebase-") as scratch:
+        refresh.write(TREE, exported, Path(scratch))
+        tip = refresh.apply_again(TREE, start, exported, Path(scratch))
+        fetch_base(str(repo), start)
+        span = (f"{state.root}..{state.old}", f"{start}..{tip}")
+        compare = ("range-diff", "--no-color", "--creation-factor=95")
+        RANGE_DIFF.write_bytes(git_bytes(repo, *compare, *span))
+        where, pin = move_checkout(repo, start, tip), read_pin()
+        told = git(repo, "describe", "--tags", "--always", start)
+        write_pin(Pin(start, package=pin.package, version=told, url=pin.url))
+        refresh.swap(Path(scratch))
+    git(repo, "worktree", "remove", "--force", str(TREE))
+    print(git(repo, *compare, "--no-patch", *span))
+    counts = ", ".join(f"{n} {how}" for how, n in Counter(state.rows).items())
+    print(f"entries   {counts}\nrange-diff in full: {RANGE_DIFF}")
+    print(f"pin       {checkout.describe_base()} in UPSTREAM\ntip       {where}")
     return 0
 
 
-def report_conflict(repo: Path, entry: Entry, place: str, error: GitError) -> None:
-    files = git(TREE, "diff", "--name-only", "--diff-filter=U").split()
-    print(f"rebase: CONFLICT  {entry.patch}  ({place})\n  worktree  {TREE}")
-    for path in files:
-        last = git(TREE, "log", "-1", "--format=%h %s", START_REF, "--", path)
-        print(f"  conflict  {path}\n            last changed by {last}")
-    if not files:
-        print(f"  git says  {error.text}")
-    print(f"Nothing was changed in {repo}.")
-    print(f"next: edit the files there, then make rebase-continue UCM={repo}")
-    print(f"  or: make rebase-abort UCM={repo}")
+def move_checkout(repo: Path, start: str, tip: str) -> str:
+    """An applied series moves with its branch; otherwise the result is a new branch."""
+    marks = checkout.applied(repo)
+    if marks and marks[1] == git(repo, "rev-parse", "HEAD"):
+        checkout.move_to(repo, tip, (start, tip))
+        return f"{tip[:12]} in {repo}\nnext: make verify build test UCM={repo}"
+    git(repo, "branch", "--force", BRANCH, tip)
+    git(repo, "update-ref", checkout.BASE_REF, start)
+    git(repo, "update-ref", checkout.TIP_REF, tip)
+    return (
+        f"{tip[:12]}, branch {BRANCH} of {repo}; its checked-out branch has not moved\n"
+        f"next: git -C {repo} switch {BRANCH} && make verify build test UCM={repo}"
+    )
 
 
-def remove_tree(repo: Path) -> None:
-    if TREE.exists():
-        git(repo, "worktree", "remove", "--force", str(TREE))
-    git(repo, "update-ref", "-d", START_REF)
+def abort() -> int:
+    """Remove the worktree, whatever is left of it."""
+    if not TREE.exists():
+        print("no rebase is open: nothing to do\nnext: make rebase UCM=DIR TO=REF")
+        return 0
+    common = Path(git(TREE, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+    git(common, "worktree", "remove", "--force", "--force", str(TREE))
+    print(f"removed {TREE}; nothing else had changed\nnext: make rebase UCM=DIR TO=REF")
+    return 0
 
 
 if __name__ == "__main__":

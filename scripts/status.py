@@ -1,13 +1,16 @@
-"""Show where a UCM checkout stands: base, each patch, each overlay file. Read-only."""
+"""Show what a UCM checkout has of the series: each patch, each overlay file. Read-only."""
 
 import argparse
+import tempfile
+from collections import Counter
 from pathlib import Path
 
 import _checkout as checkout
-from _git import git, git_bytes
+from _commits import ids_of, patch_ids
+from _git import git, git_ok
 from _pin import read_pin
 from _report import run
-from _series import OVERLAY, Entry, read_series
+from _series import OVERLAY, Entry, read_header, read_series
 
 
 def main() -> int:
@@ -16,43 +19,63 @@ def main() -> int:
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm)
     entries, marks = read_series(complete=False), checkout.applied(repo)
-    start = marks[0] if marks else git(repo, "rev-parse", "HEAD")
+    base = marks[0] if marks else checkout.edited(repo)
+    start = base or git(repo, "rev-parse", "HEAD")
     print(f"pinned    {checkout.describe_base()}")
     print(f"checkout  {repo} at {git(repo, 'rev-parse', '--short=12', 'HEAD')}")
-    print(f"series    {'applied on ' + start[:12] if marks else 'not applied'}")
-    if checkout.edited(repo):
+    print(f"series    {'applied on ' + start[:12] if base else 'not applied'}")
+    if checkout.edited(repo) or marks and marks[1] != git(repo, "rev-parse", "HEAD"):
         print("edits     the branch was edited since make apply: make refresh")
+    if open_files := git(repo, "diff", "--name-only", "HEAD", as_user=True):
+        print("edits     not committed:", ", ".join(open_files.splitlines()))
     if start != read_pin().commit:
         print("base      the checkout is not the pinned sdist; blobs decide, see apply")
-    ours = patch_ids(repo, f"{start}..HEAD") if marks else set()
-    theirs = patch_ids(repo, f"-200 {start}")
+    ours = patch_ids(repo, f"{start}..HEAD")
+    subjects = set(git(repo, "log", "--format=%s", f"{start}..HEAD").splitlines())
+    theirs, seen = patch_ids(repo, f"-200 {start}"), Counter()
     for entry in entries:
-        print(f"  {patch_state(entry, ours, theirs):<17}{entry.patch}")
+        state = patch_state(repo, start, entry, ours, theirs, subjects)
+        seen[f"patches {state}"] += 1
+        print(f"  {state:<17}{entry.patch}")
         for path in entry.overlay:
-            print(f"    {overlay_state(repo, start, path):<17}{path}")
+            state = overlay_state(repo, start, path)
+            seen[f"overlay files {state}"] += 1
+            print(f"    {state:<17}{path}")
+    print("together ", ", ".join(f"{n} {what}" for what, n in seen.items()))
     return 0
 
 
-def patch_ids(repo: Path, revisions: str) -> set[str]:
-    """Stable patch ids of the commits in a range, new files left out."""
-    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
-    return _ids(repo, git_bytes(repo, *log, *revisions.split()))
-
-
-def _ids(repo: Path, text: bytes) -> set[str]:
-    found = git(repo, "patch-id", "--stable", stdin=text)
-    return {row.split()[0] for row in found.splitlines()}
-
-
-def patch_state(entry: Entry, ours: set[str], theirs: set[str]) -> str:
+def patch_state(
+    repo: Path,
+    start: str,
+    entry: Entry,
+    ours: set[str],
+    theirs: set[str],
+    subjects: set[str],
+) -> str:
+    """What the checkout makes of one patch; `edited`: its commit is there, and differs."""
     if not entry.path.is_file():
         return "no such patch"
-    ids = _ids(OVERLAY.parent, entry.path.read_bytes())
+    data = entry.path.read_bytes()
+    ids = ids_of(OVERLAY.parent, data)
     if not ids:
         return "new files only"
-    if ids <= theirs:
+    if ids <= ours:
+        return "applied"
+    if read_header(data).subject in subjects:
+        return "edited"
+    if ids <= theirs or undone(repo, start, entry.path):
         return "already upstream"
-    return "applied" if ids <= ours else "missing"
+    return "missing"
+
+
+def undone(repo: Path, start: str, patch: Path) -> bool:
+    """True when the patch could be taken off `start`: whatever commit brought it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        index = {"INDEX_FILE": f"{scratch}/index"}
+        git(repo, "read-tree", start, **index)
+        back = ("apply", "--cached", "--check", "--reverse", str(patch))
+        return git_ok(repo, *back, **index)
 
 
 def overlay_state(repo: Path, start: str, path: str) -> str:

@@ -236,3 +236,14 @@ def commit_entries(ucm: Path) -> None:
     replace(ucm, STORE, "store_line_10 = 10", "store_line_10 = 'keys'")
     replace(ucm, "README.md", "# UCM\n", "# UCM\n\nWith keys.\n")
     commit(ucm, "[Feat][Opt] Use the keys", **when)
+
+
+def bare_series(project: Project) -> Path:
+    """build/ucm at the base, for a series of the test's own, and a stub for the compiler."""
+    stub = Path(__file__).with_name("stub_build.py")
+    shutil.copy(stub, project.root / "scripts" / "build.py")
+    (project.root / "docs").mkdir()
+    project.ok("apply")
+    ucm = project.root / "build" / "ucm"
+    git(ucm, "reset", "-q", "--hard", "HEAD~3")
+    return ucm

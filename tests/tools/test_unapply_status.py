@@ -169,3 +169,32 @@ def test_status_of_a_series_with_lost_files(project: Project):
 def test_status_without_any_checkout(project: Project):
     refused(project.run("status"), "build/ucm", "make apply", code=2)
     assert not (project.root / "build" / "ucm").exists()
+
+
+def test_status_of_an_edited_branch(project: Project):
+    """A commit that was amended is edited, one that was dropped is missing."""
+    ucm = project.applied()
+    git(ucm, "reset", "-q", "--hard", "HEAD~2")
+    replace(ucm, ENGINE, "engine_line_20(int n)", "engine_line_20(long n)")
+    git(ucm, "commit", "-q", "-a", "--amend", "-C", "HEAD")
+    replace(ucm, "setup.py", "setup", "mine")
+    before = snapshot(ucm)
+    out = project.ok("status", "--ucm", ucm)
+    assert snapshot(ucm) == before
+    found = states(out)
+    assert found["0001"] == "edited" and found["0003"] == "missing"
+    assert found[CASE] == "same" and found[KEYS] == "missing"
+    assert "edited since make apply" in out and "not committed: setup.py" in out
+    last = out.splitlines()[-1]
+    assert last.startswith("together ") and "1 patches edited" in last
+
+
+def test_status_when_upstream_squashed_two_patches(project: Project):
+    """No commit of upstream's equals a patch, but its files have both."""
+    ucm = project.clone()
+    replace(ucm, ENGINE, "engine_line_20()", "engine_line_20(int n)")
+    replace(ucm, STORE, "store_line_10 = 10", "store_line_10 = 'keys'")
+    replace(ucm, "README.md", "# UCM\n", "# UCM\n\nWith keys.\n")
+    commit_plain(ucm, "Everything at once (#7)")
+    found = states(project.ok("status", "--ucm", ucm))
+    assert found["0001"] == found["0003"] == "already upstream"

@@ -1,0 +1,267 @@
+"""Make one topic a branch on an upstream commit, and the text of its pull request.
+
+The topic's entries are put onto TO in build/points, above those of the topics that they need,
+then linted, built and tested there as UCM does it. Nothing is pushed.
+"""
+
+import argparse
+import configparser
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import _checkout as checkout
+import prove
+from _commits import series_on_base
+from _git import GitError, git, git_bytes, lines
+from _pin import BUILD, ROOT
+from _report import Refusal, run
+from _series import SUBJECT, Entry, Header, read_header, read_series
+from prove import POINT, Proof
+
+TOPICS, OUT, LINT = ROOT / "docs" / "topics.ini", ROOT / "out", BUILD / "lint" / "bin"
+LARGE = 400  # changed lines
+# UCM's list
+SPELL = "CANN,cann,NNAL,nnal,ASCEND,ascend,EnQue,CopyIn"  # codespell:ignore
+TEXT = """## Purpose
+
+{purpose}
+
+{why}
+
+{closes}{relation}{needs}
+
+## Modifications
+
+{what}
+
+## Test
+
+Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`); files under `tests/` that this branch
+lacks are in the repository of the series that it comes from:
+
+```
+{tests}```
+
+What each test said before:
+
+{before}
+"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An entry, its header, and its commit on the pinned base."""
+
+    entry: Entry
+    header: Header
+    commit: str
+
+    @property
+    def topic(self) -> str:
+        return self.header.trailers["Topic"][0]
+
+    @property
+    def proof(self) -> Proof:
+        return Proof.of(self.entry)
+
+    @property
+    def phrase(self) -> str:
+        return self.header.subject.rsplit("] ", 1)[-1]
+
+    def paragraph(self, name: str) -> str:
+        found = re.search(rf"^{name}: (.+?)\n(\n|\Z)", self.header.body, re.M | re.S)
+        return " ".join(found[1].split()) if found else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--to", metavar="REF", help="default: where the series stands")
+    parser.add_argument("--issue", metavar="URL", help="what the pull request closes")
+    parser.add_argument("--dry-run", action="store_true", help="no branch, no file")
+    options = parser.parse_args()
+    repo, topics = checkout.find_checkout(options.ucm), configparser.ConfigParser()
+    topics.read(TOPICS)
+    parts = series(repo)
+    refuse_unknown(options.topic, topics.sections(), {part.topic for part in parts})
+    topic, start = topics[options.topic], starting_point(repo, options.to)
+    needs = [n for n in topic["needs"].split() if any(n == p.topic for p in parts)]
+    own = [part for part in parts if part.topic == options.topic]
+    prove.prepare(repo, start)
+    prove.switch(start)
+    for place, name in enumerate(needs):
+        stack([part for part in parts if part.topic == name], parts, needs[:place])
+    below = git(POINT, "rev-parse", "HEAD")
+    stack(own, parts, needs)
+    tip = git(POINT, "rev-parse", "HEAD")
+    tests, outcome = run_tests(own)
+    findings = [*lint(below), *contents(below, own), outcome]
+    title, issue, branch = topic["title"], options.issue, f"pr-{options.topic}"
+    findings.append(finding(not SUBJECT.match(title), "title", title))
+    findings.append(finding(not issue, "issue", issue or "ISSUE=URL names it", "warn"))
+    text = body(topic, needs, own, tests, issue)
+    ready = not any(row.startswith("FAIL") for row in findings)
+    print("\n".join(findings))
+    where = f"above {', '.join(needs)}" if needs else f"on {start[:12]}, alone"
+    print(f"branch    {branch}: {len(own)} commits {where}")
+    if options.dry_run:
+        print(f"\n{text}\n(dry run, nothing was changed)")
+        return 0 if ready else 1
+    OUT.mkdir(exist_ok=True)
+    (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
+    git(repo, "branch", "--force", branch, tip)
+    print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
+    if ready:
+        print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
+    return 0 if ready else 1
+
+
+def finding(bad: object, name: str, text: str, word: str = "FAIL") -> str:
+    return f"{word if bad else 'ok  '}  {name}: {text}"
+
+
+def series(repo: Path) -> list[Part]:
+    entries, (root, tip) = read_series(), series_on_base(repo, read_series())
+    commits = git(repo, "rev-list", "--reverse", f"{root}..{tip}").split()
+    headers = [read_header(entry.path.read_bytes()) for entry in entries]
+    return [Part(*row) for row in zip(entries, headers, commits, strict=True)]
+
+
+def refuse_unknown(name: str, described: list[str], known: set[str]) -> None:
+    if name not in described or name not in known:
+        raise Refusal(
+            f"there is no topic {name!r}",
+            expected=f"a Topic trailer of patches/ ({', '.join(sorted(known))}) "
+            f"and a section in docs/topics.ini ({', '.join(described)})",
+            found=name or "nothing",
+            next="make pr TOPIC=<one of these> UCM=DIR",
+            code=2,
+        )
+
+
+def starting_point(repo: Path, to: str | None) -> str:
+    """TO; else where the series is applied, or HEAD."""
+    marks = checkout.applied(repo)
+    start = checkout.ref(repo, to or (marks[0] if marks else "HEAD"))
+    if not start:
+        raise Refusal(
+            f"there is no commit {to} in {repo}",
+            expected="TO=REF, the branch of UCM that the pull request targets",
+            found=to or "",
+            next=f"git -C {repo} fetch, then make pr again",
+            code=2,
+        )
+    return start
+
+
+def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
+    """Put entries onto HEAD, which has the topics `below`, without our own trailers."""
+    for part in own:
+        try:
+            git(POINT, "cherry-pick", "--keep-redundant-commits", part.commit)
+        except GitError as error:
+            files = lines(POINT, "diff", "--name-only", "--diff-filter=U", "-z")
+            log = ("log", "--format=%H", part.commit, "--", *files)
+            touching = set(git(POINT, *log).split()) if files else set()
+            others = {p.topic for p in parts if p.commit in touching} - {part.topic}
+            lacking = sorted(others - set(below)) or ["make rebase TO=REF first"]
+            raise Refusal(
+                f"{part.entry.patch} does not apply there",
+                expected="the topic alone, or above the topics it needs (docs/topics.ini)",
+                found="\n".join(files) or error.text,
+                next=f"it needs: {', '.join(lacking)}",
+            ) from error
+        message = re.split(r"\n\nTopic: ", git(POINT, "show", "-s", "--format=%B"))[0]
+        git(POINT, "commit", "-q", "--amend", "--allow-empty", "-m", message)
+
+
+def run_tests(own: list[Part]) -> tuple[str, str]:
+    """Build the branch and run every gtest of PosixStore and each entry's own test."""
+    if not prove.compile_point():
+        return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
+    python = sorted({part.proof.test for part in own if part.proof.is_python})
+    bad, text = [], ""
+    for test in ("UCPosix*", *python):
+        if test in python:
+            command, result = f"python -m pytest {test}", prove.run_pytest(test)
+        else:
+            command = f"ucmstore.test --gtest_filter='{test}'"
+            result = prove.run_gtest(test, 600)
+        bad += [] if result.startswith("passes") else [f"{command}: {result}"]
+        text += f"$ {command}\n{prove.last_output()}\n"
+    return text, finding(bad, "tests", ", ".join(bad) or "all pass")
+
+
+def lint(below: str) -> list[str]:
+    """UCM's checks on the files of the branch; clang-format on the changed lines only."""
+    subprocess.run([ROOT / "ci" / "lint.sh", "tools"], check=True)
+    alive = lines(POINT, "diff", "--name-only", "-z", "--diff-filter=d", below, "HEAD")
+    python = [path for path in alive if path.endswith(".py")]
+    native = [path for path in alive if path.endswith((".cc", ".h"))]
+    diff = ("diff", "-U0", below, "HEAD", "--", *native)
+    theirs = (POINT / ".clang-format").exists()
+    style = f"-style=file{'' if theirs else f':{ROOT}/ci/clang-format'}"
+    checks = {
+        "black": python and ["black", "--check", *python],
+        "isort": python and ["isort", "--profile=black", "--check", *python],
+        "codespell": ["codespell", "-L", SPELL, *alive],
+        "clang-format": native and ["clang-format-diff.py", "-p1", style],
+    }
+    rows, env = [], {**os.environ, "PATH": f"{LINT}:{os.environ['PATH']}"}
+    for name, command in checks.items():
+        if command:
+            stdin = git_bytes(POINT, *diff) if command[1] == "-p1" else b""
+            where = {"cwd": POINT, "env": env, "input": stdin}
+            done = subprocess.run(command, **where, capture_output=True)
+            # clang-format-diff.py prints what it would change, and succeeds.
+            bad = done.returncode or stdin and done.stdout
+            text = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+            rows.append(finding(bad, name, text if bad else "clean"))
+    return rows
+
+
+def contents(below: str, own: list[Part]) -> list[str]:
+    """What UCM's reviewers ask for: no workflow, licences, tests, a size to review."""
+    span = (below, "HEAD")
+    paths = lines(POINT, "diff", "--name-only", "-z", *span)
+    added = lines(POINT, "diff", "--name-only", "-z", "--diff-filter=A", *span)
+    flows = [path for path in paths if path.startswith(".github/workflows")]
+    sources = [path for path in added if path.endswith((".py", ".cc", ".h"))]
+    bare = [p for p in sources if b"MIT License" not in (POINT / p).read_bytes()[:200]]
+    without = [part for part in own if not part.proof.test]
+    mute = [p.entry.patch for p in without if "[Bugfix]" in p.header.subject]
+    loose = {p.proof.test.split()[0] for p in own if p.proof.is_python} - {*paths}
+    size = git(POINT, "diff", "--shortstat", *span).strip()
+    changed = sum(int(n) for n in re.findall(r"(\d+) (?:insertion|deletion)", size))
+    return [
+        finding(flows, "workflows", ", ".join(flows) or "untouched"),
+        finding(bare, "licence", ", ".join(bare) or "in each new file"),
+        finding(mute, "a test named", ", ".join(mute) or "by each fix"),
+        finding(loose, "tests that stay here", ", ".join(loose) or "none", "warn"),
+        finding(changed > LARGE, "size", size, "warn"),
+    ]
+
+
+def body(topic, needs: list[str], own: list[Part], tests: str, issue: str) -> str:
+    """UCM's template, filled from the headers and the run."""
+    above = "".join(f"\n\nNeeds `{need}`, to be merged first." for need in needs)
+    return TEXT.format(
+        purpose=" ".join(topic["purpose"].split()),
+        why="\n".join(f"- **{part.phrase}**: {part.paragraph('Why')}" for part in own),
+        closes=f"Closes {issue}. " if issue else "",
+        relation=" ".join(topic["relation"].split()),
+        needs=above,
+        what="\n".join(
+            f"- **{part.phrase}**: {part.paragraph('What')}" for part in own
+        ),
+        tests=tests,
+        before="\n".join(f"- {part.paragraph('To test')}" for part in own),
+    )
+
+
+if __name__ == "__main__":
+    run("pr", main)

@@ -1,0 +1,259 @@
+"""Build and test every point of the series; see each entry's test fail on the parent.
+
+A header's `Proof:` names the test: a gtest fixture, or pytest's arguments. The entry's test
+files alone are added to the parent, where the test must build and fail. `new-api` before
+the name marks a test that cannot build there. Results are kept by content in build/points,
+so that a walk goes on where it stopped; the table goes to docs/bisect.md.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import _checkout as checkout
+from _commits import commit_series
+from _git import git
+from _pin import BUILD, ROOT
+from _report import Refusal, run
+from _series import Entry, read_header, read_series
+
+from build import GTEST, PYTHON
+
+WORK = BUILD / "points"
+POINT, TREE, KNOWN = WORK / "ucm", WORK / "tree-debug", WORK / "results.json"
+PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
+TABLE = ROOT / "docs" / "bisect.md"
+TESTS = ("ucm/store/test/", "test/")
+RED = ("fails", "hangs", "crashes")
+HEAD = """# Every entry at its point
+
+Made by `make verify BUILD=1`: the series is built entry by entry. *On the parent* is the
+entry's own test, its test files alone added to the commit before it; *on it* is the same test
+on the entry; *all* is every gtest of PosixStore there. A test marked `new-api` uses what the
+entry adds, so that it cannot build on the parent: that proves nothing and is not counted.
+
+{} entries were built and tested; the tests of {} fail on the parent.
+
+| entry | its test | on the parent | on it | all | |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a `Proof:` trailer says."""
+
+    test: str
+    new_api: bool
+
+    @staticmethod
+    def of(entry: Entry) -> "Proof":
+        words = read_header(entry.path.read_bytes()).trailers.get("Proof", [""])[0]
+        return Proof(words.removeprefix("new-api "), words.startswith("new-api "))
+
+    @property
+    def is_python(self) -> bool:
+        return "/" in self.test
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entry", metavar="NNNN", help="this one alone, no table")
+    only = parser.parse_args().entry
+    repo = checkout.find_checkout(None)
+    entries, marks = read_series(), checkout.applied(repo)
+    if not marks or commit_series(repo, marks[0], entries) != marks[1]:
+        raise Refusal(
+            "this series is not applied",
+            expected=f"patches/ as commits in {repo}",
+            found="another version, or none",
+            next="make refresh to keep edits made there, or make apply",
+        )
+    prepare(repo, marks[0])
+    known = json.loads(KNOWN.read_text()) if KNOWN.is_file() else {}
+    commits = git(repo, "rev-list", "--reverse", f"{marks[0]}..{marks[1]}").split()
+    rows = []
+    for entry, parent, commit in zip(
+        entries, [marks[0], *commits], commits, strict=False
+    ):
+        if not only or entry.patch.startswith(only):
+            rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
+            print(" | ".join(rows[-1]), flush=True)
+            KNOWN.write_text(json.dumps(known, indent=1))
+        if not only:
+            write_table(rows, entries)
+    faults = sum(row[-1] != "ok" for row in rows)
+    print(f"{'FAILED' if faults else 'ok'}  {len(rows)} points, {faults} findings")
+    if faults:
+        print(f"next: read {WORK}/log.txt; results that are ok are kept")
+    return 1 if faults else 0
+
+
+def write_table(rows: list[list[str]], entries: list[Entry]) -> None:
+    """After every entry: what an interrupted walk has not reached is in the table, too."""
+    red = sum(row[2].startswith(RED) and "new-api" not in row[1] for row in rows)
+    todo = [[e.patch[:-6], "", "not run yet", "", "", ""] for e in entries[len(rows) :]]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows + todo)
+    TABLE.write_text(HEAD.format(len(rows), red) + table)
+
+
+def prepare(repo: Path, start: str) -> None:
+    """One worktree for all points, so that each build is a small step from the last."""
+    git(repo, "worktree", "prune")
+    if f"{POINT}\n" not in git(repo, "worktree", "list", "--porcelain"):
+        shutil.rmtree(POINT, ignore_errors=True)
+        add = ("worktree", "add", "--quiet", "--force", "--detach")
+        git(repo, *add, str(POINT), start)
+
+
+def examine(entry: Entry, parent: str, commit: str, known: dict) -> list[str]:
+    """Test, outcomes on the parent, on it and of all, and the verdict; `known` when good."""
+    proof, path = Proof.of(entry), ROOT / Proof.of(entry).test.split(" ")[0]
+    trees = git(POINT, "rev-parse", f"{parent}^{{tree}}", f"{commit}^{{tree}}")
+    test = path.read_bytes() if proof.is_python and path.is_file() else b""
+    key = hashlib.sha256(f"{trees} {proof}".encode() + test).hexdigest()
+    if key in known:
+        return known[key]
+    before = own = every = "-"
+    if proof.test:
+        switch(parent)
+        added = [path for path in entry.overlay if path.startswith(TESTS)]
+        if added:
+            git(POINT, "checkout", "--quiet", commit, "--", *added)
+        before = run_test(proof) if compile_point() else "does not build"
+    switch(commit)
+    if not compile_point():
+        own = every = "does not build"
+    else:
+        own = run_test(proof) if proof.test else "-"
+        every = run_all(known)
+    name = f"{proof.test or 'none'}{' (new-api)' * proof.new_api}"
+    row = [name, before, own, every, verdict(entry, proof, before, own, every)]
+    if row[-1] == "ok":
+        known[key] = row
+    return row
+
+
+def verdict(entry: Entry, proof: Proof, before: str, own: str, every: str) -> str:
+    subject = read_header(entry.path.read_bytes()).subject
+    if not every.startswith("passes") or not own.startswith(("passes", "-")):
+        return "NOT GOOD at its point"
+    if not proof.test:
+        return "NO PROOF" if "[Bugfix]" in subject else "ok"
+    excused = proof.new_api or "[Test]" in subject
+    return "ok" if excused or before.startswith(RED) else "PROVES NOTHING"
+
+
+def switch(commit: str) -> None:
+    git(POINT, "checkout", "--quiet", "--force", "--detach", commit)
+    git(POINT, "clean", "-fdq")
+    # The tests of other stores, and these stores, are half of what would be compiled.
+    cmake = POINT / "ucm" / "store" / "test" / "CMakeLists.txt"
+    if cmake.is_file():
+        text = cmake.read_text().replace("cachestore fakestore pcstore", "")
+        every, ours = '"./case/*.cc"', '"./case/posix/*.cc" "./case/detail/*.cc"'
+        cmake.write_text(text.replace(every, ours))
+
+
+def compile_point() -> bool:
+    command = [sys.executable, ROOT / "scripts" / "build.py", "--ucm", POINT]
+    command += ["--out", WORK, "--variant", "debug", "--gtest", "--only", "native"]
+    return execute(command, 1800, ROOT)[0] == 0
+
+
+def run_all(known: dict) -> str:
+    """Every gtest of PosixStore, once for the same native code."""
+    listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
+    native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
+    key = hashlib.sha256("\n".join(native).encode()).hexdigest()
+    found = known.get(key) or run_gtest("UCPosix*", 600, shards=4)
+    if found.startswith("passes"):
+        known[key] = found
+    return found
+
+
+def run_test(proof: Proof) -> str:
+    """Outcome in words, which begin with passes or one of RED if the test ran."""
+    if proof.is_python:
+        return run_pytest(proof.test)
+    return run_gtest(":".join(f"{word}.*" for word in proof.test.split()), 120)
+
+
+def run_gtest(chosen: str, limit: int, shards: int = 1) -> str:
+    """Tests in `shards` processes at a time: most of them wait. Those that then fail get
+    one more try alone, for tests of time fail on a busy machine, and the outcome says so.
+    """
+
+    def shard(index: int) -> tuple[int, str]:
+        env = {"GTEST_TOTAL_SHARDS": f"{shards}", "GTEST_SHARD_INDEX": f"{index}"}
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chmod(scratch, 0o755)  # one test reads as another user
+            command = [PROGRAM, f"--gtest_filter={chosen}"]
+            return execute(command, limit, Path(scratch), **env)
+
+    with ThreadPoolExecutor(shards) as pool:
+        runs = [*pool.map(shard, range(shards))]
+    total, failed = 0, set()
+    for code, text in runs:
+        begun = re.findall(r"\[ RUN      \] (\S+)", text)
+        if (
+            begun
+            and f"[==========] {len(begun)} test" not in text.partition(" RUN ")[2]
+        ):
+            return (
+                f"{'hangs' if code == 137 else 'crashes'} in {begun[-1].split('.')[1]}"
+            )
+        failed |= {*re.findall(r"\[  FAILED  \] (\w+\.[\w/]+)", text)}
+        total += len(begun)
+    if failed and shards > 1 and run_gtest(":".join(failed), limit)[:6] == "passes":
+        return f"passes: {total}, {len(failed)} of them when run again"
+    if any(code for code, _ in runs):
+        return f"fails: {len(failed)} of {total}"
+    return f"passes: {total}" if total else "no such test"
+
+
+def run_pytest(words: str) -> str:
+    """Tests of a UCM tree run there, those of this project here, on the same tree."""
+    where = TREE if (TREE / shlex.split(words)[0]).exists() else ROOT
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += [f"--basetemp={scratch}/pytest", f"--rootdir={ROOT}"]
+        env = {"UCM_TREE": str(TREE), "PYTHONPATH": str(TREE)}
+        code, text = execute([*command, *shlex.split(words)], 600, where, **env)
+    count = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", text)}
+    passed, failed = count.get("passed", 0), count.get("failed", 0)
+    if code == 0 and passed:
+        return f"passes: {passed}"
+    if code == 1 and failed:
+        return f"fails: {failed} of {failed + passed}"
+    return "hangs" if code == 137 else "cannot be imported"
+
+
+def execute(command: list, limit: int, where: Path, **env: str) -> tuple[int, str]:
+    """Exit code, 137 past the limit in seconds, and output, which a log keeps."""
+    words = ["timeout", "--signal=KILL", *map(str, [limit, *command])]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(words, cwd=where, env={**os.environ, **env}, **out)
+    text = done.stdout.decode("utf-8", "replace")
+    with open(WORK / "log.txt", "a") as log:
+        log.write(f"$ {shlex.join(words)}\n{text}")
+    return 137 if done.returncode == -9 else done.returncode, text
+
+
+def last_output() -> str:
+    """The end of what the last command said."""
+    return "\n".join((WORK / "log.txt").read_text().strip().splitlines()[-2:])
+
+
+if __name__ == "__main__":
+    run("prove", main)

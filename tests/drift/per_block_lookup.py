@@ -1,0 +1,109 @@
+"""UCM's PosixStore answering lookups per block by its own hand, and how a human merges that."""
+
+CC, HEADER = (f"ucm/store/posix/cc/space_manager.{end}" for end in ("cc", "h"))
+TEST = "ucm/store/test/case/posix/posix_space_manager_test.cc"
+OURS = "ucm/store/test/case/posix/posix_lookup_test.cc"
+
+# What upstream does: file -> (old, new) in its 0.5.0.
+UPSTREAM = {
+    HEADER: [
+        (
+            "    HotnessTracker hotnessTracker_;\n",
+            "    size_t blockSize_{0};\n    HotnessTracker hotnessTracker_;\n",
+        ),
+    ],
+    CC: [
+        (
+            '#include "space_manager.h"\n',
+            '#include "space_manager.h"\n#include <sys/stat.h>\n',
+        ),
+        ('#include "posix_file.h"\n', ""),
+        (
+            "    gcEnable_ = config.posixGcEnable",
+            "    blockSize_ = config.deviceId >= 0 ? config.blockSize : 0;\n"
+            "    gcEnable_ = config.posixGcEnable",
+        ),
+        (
+            """    auto res = LookupOnPrefix(blocks, num);
+    if (!res) [[unlikely]] { return res.Error(); }
+    const auto index = res.Value();
+    for (ssize_t i = 0; i <= index; ++i) { results[i] = true; }
+""",
+            """    for (size_t i = 0; i < num; ++i) {
+        results[i] = Lookup(blocks + i);
+        if (results[i] && hotnessTrackerEnable_) { hotnessTracker_.Touch(blocks[i]); }
+    }
+""",
+        ),
+        (
+            """    PosixFile file{path};
+    constexpr auto mode =
+        PosixFile::AccessMode::EXIST | PosixFile::AccessMode::READ | PosixFile::AccessMode::WRITE;
+    auto s = file.Access(mode);
+    if (s.Failure()) {
+        if (s != Status::NotFound()) { UC_ERROR("Failed({}) to access file({}).", s, path); }
+        return false;
+    }
+    return true;
+""",
+            """    struct stat info;
+    if (stat(path.c_str(), &info) != 0) {
+        if (errno != ENOENT) { UC_ERROR("Failed({}) to stat file({}).", errno, path); }
+        return false;
+    }
+    if (!S_ISREG(info.st_mode)) { return false; }
+    return blockSize_ == 0 || static_cast<size_t>(info.st_size) == blockSize_;
+""",
+        ),
+    ],
+    TEST: [("expected{true, true, false, false}", "expected{true, true, false, true}")],
+}
+
+# What the one who moves the series does at each conflict, by a word of the entry's name:
+# upstream's side of the file stays, and these edits bring what upstream still lacks.
+LOOKUP = UPSTREAM[CC][-1][1]
+SOLUTIONS = {
+    # Nothing of the entry but its tests, less the one that pins how our lookup spread.
+    "lookup-per-key": {CC: [], HEADER: []},
+    "only-when-it-is-whole": {
+        CC: [
+            (
+                f"    const auto& path = layout_.DataFilePath(*block, false);\n{LOOKUP}",
+                "    return layout_.Contains(*block, blockSize_);\n",
+            ),
+            ("#include <sys/stat.h>\n", ""),
+        ],
+        HEADER: [],
+    },
+    "until-their-i-o-ends": {
+        CC: [
+            (
+                "    for (size_t i = 0; i < num; ++i) {\n",
+                "    if (layout_.Guard().Stalled()) [[unlikely]] { return results; }\n"
+                "    StallGuard::Scope io{layout_.Guard()};\n"
+                "    for (size_t i = 0; i < num; ++i, io.Next()) {\n",
+            ),
+            (
+                "    if (num == 0) { return static_cast<ssize_t>(-1); }\n",
+                "    if (num == 0) { return static_cast<ssize_t>(-1); }\n"
+                "    if (layout_.Guard().Stalled()) [[unlikely]] { return static_cast<ssize_t>(-1); }\n",
+            ),
+            (
+                "    for (size_t i = ctx.begin; i < ctx.end; i += ctx.nWorker) {\n",
+                "    StallGuard::Scope io{layout_.Guard()};\n"
+                "    for (size_t i = ctx.begin; i < ctx.end; i += ctx.nWorker, io.Next()) {\n",
+            ),
+        ],
+    },
+    # Upstream's lookups stay on threads of their own; transfers are shared as the entry says.
+    "share-the-i-o-threads": {CC: [], HEADER: []},
+}
+
+# Tests that pin how our lookup spread over threads, and go with it: entry -> (file, test).
+UNPINNED = {
+    "lookup-per-key": (OURS, "SmallOnTheCallerSlowOnThePool"),
+    "share-the-i-o-threads": (
+        "ucm/store/test/case/posix/posix_worker_pool_test.cc",
+        "StoresShareTheirThreads",
+    ),
+}

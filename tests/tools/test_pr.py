@@ -1,0 +1,223 @@
+"""make pr: a topic as a branch, its text, and what has to hold before it says ready."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from series_project import (
+    ENGINE,
+    LICENCE,
+    REPOSITORY,
+    STORE,
+    Project,
+    bare_series,
+    commit_plain,
+    git,
+    message,
+    refused,
+    replace,
+    snapshot,
+    write,
+)
+
+CC_LICENCE = "/**\n * MIT License\n * */\n"
+GTEST = "ucm/store/test/case/posix/posix_short_test.cc"
+MODULE = "ucm/integration/sglang/more_keys.py"
+MISSPELT = f"{LICENCE}\n# teh keys\n"  # codespell:ignore
+TOPICS = """
+[engine]
+title = [Bugfix] Count what the engine moves
+needs =
+purpose = The engine's counts.
+relation = #1 goes another way.
+
+[keys]
+title = [Feat] Keys for the engine
+needs = engine
+purpose = The keys.
+relation = #1 has none.
+"""
+
+
+@pytest.fixture
+def ucm(project: Project) -> Path:
+    """Two topics: `engine`, two entries, and `keys`, which needs it."""
+    subprocess.run([REPOSITORY / "ci" / "lint.sh", "tools"], check=True)
+    ignore = shutil.ignore_patterns("vendor")
+    shutil.copytree(REPOSITORY / "ci", project.root / "ci", ignore=ignore)
+    (project.root / "build" / "lint").symlink_to(REPOSITORY / "build" / "lint")
+    ucm = bare_series(project)
+    write(project.root, "docs/topics.ini", TOPICS)
+    test = f"// TEST UCPosixShortTest.Count {ENGINE} engine_line_20(int n\n"
+    replace(ucm, ENGINE, "engine_line_20()", "engine_line_20(int n)")
+    write(ucm, GTEST, CC_LICENCE + test)
+    land(ucm, "[Bugfix] Count twenty", "engine", "UCPosixShortTest")
+    write(ucm, MODULE, f"{LICENCE}\nVERSION = 3\n")
+    replace(ucm, STORE, "store_line_10 = 10", "store_line_10 = 11")
+    land(ucm, "[Feat] Number the keys", "keys", "UCPosixShortTest")
+    replace(ucm, ENGINE, "engine_line_20(int n)", "engine_line_20(int n, int m)")
+    replace(ucm, ENGINE, "engine_line_30()", "engine_line_30(int n)")
+    land(ucm, "[Opt] Count thirty", "engine", "UCPosixShortTest")
+    return ucm
+
+
+def land(ucm: Path, subject: str, topic: str, proof: str) -> None:
+    text = message(subject, topic).replace("\nForw", f"\nProof: {proof}\nForw")
+    git(ucm, "add", "-A")
+    git(ucm, "commit", "-q", "-F", "-", text=text)
+
+
+def make_pr(project: Project, ucm: Path, topic: str, *args, code: int = 0) -> str:
+    """Refresh the series, make the branch in a fresh clone of the base."""
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    clone = project.root.parent / "clone"
+    if not clone.exists():
+        git(project.root.parent, "clone", "-q", str(project.base), str(clone))
+        replace(clone, "README.md", "# UCM", "# UCM, newer")
+        commit_plain(clone, "Upstream moves on")
+    done = project.run("pr", "--ucm", clone, "--topic", topic, *args)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_topic_that_stands_alone(project: Project, ucm: Path):
+    out = make_pr(project, ucm, "engine")
+    clone = project.root.parent / "clone"
+    assert git(clone, "rev-parse", "pr-engine~2") == git(clone, "rev-parse", "HEAD")
+    changed = git(clone, "diff", "--name-only", "HEAD", "pr-engine").splitlines()
+    assert changed == sorted([ENGINE, GTEST])
+    log = git(clone, "log", "-1", "--format=%B", "pr-engine")
+    assert "Why: " in log and "Topic:" not in log and "Drop-When" not in log
+    assert "\nready\n" in out and "FAIL" not in out
+    assert f"next: git -C {clone} push <your fork> pr-engine" in out
+    text = (project.root / "out" / "pr-engine.md").read_text()
+    assert text.startswith("[Bugfix] Count what the engine moves\n\n## Purpose\n")
+    heads = [row for row in text.splitlines() if row.startswith("## ")]
+    assert heads == ["## Purpose", "## Modifications", "## Test"]
+    for phrase in (
+        "- **Count twenty**: a user sees it go wrong.",
+        "- **Count thirty**: it is changed.",
+        "#1 goes another way.",
+        "$ ucmstore.test --gtest_filter='UCPosix*'\n",
+        "[==========] 1 tests from 1 test suite ran. (0 ms total)\n",
+    ):
+        assert phrase in text
+    assert not git(clone, "remote", "-v").count("push <")
+
+
+def test_a_topic_above_the_one_it_needs(project: Project, ucm: Path):
+    out = make_pr(project, ucm, "keys", "--issue", "https://example.invalid/7")
+    clone = project.root.parent / "clone"
+    assert git(clone, "rev-parse", "pr-keys~3") == git(clone, "rev-parse", "HEAD")
+    changed = git(clone, "diff", "--name-only", "pr-keys~1", "pr-keys").splitlines()
+    assert changed == sorted([MODULE, STORE])
+    assert "1 commits above engine" in out
+    text = (project.root / "out" / "pr-keys.md").read_text()
+    assert "Needs `engine`" in text and "Closes https://example.invalid/7." in text
+
+
+def test_a_need_that_is_not_written_down(project: Project, ucm: Path):
+    """The conflict tells which topic it is."""
+    replace(project.root, "docs/topics.ini", "needs = engine", "needs =")
+    replace(ucm, ENGINE, "engine_line_30(int n)", "engine_line_30(long n)")
+    land(ucm, "[Opt] Count long", "keys", "UCPosixShortTest")
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    clone = project.clone("other", "--no-hardlinks")
+    before = snapshot(clone)
+    done = project.run("pr", "--ucm", clone, "--topic", "keys")
+    refused(done, "does not apply there", ENGINE, "it needs: engine")
+    after = snapshot(clone)
+    before.pop("worktrees"), after.pop("worktrees")
+    assert after == before and not (project.root / "out").exists()
+
+
+def test_dry_run(project: Project, ucm: Path):
+    out = make_pr(project, ucm, "engine", "--dry-run")
+    clone = project.root.parent / "clone"
+    assert "## Purpose" in out and "nothing was changed" in out
+    assert not git(clone, "branch", "--list", "pr-*")
+    assert not (project.root / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "what, path, text, words",
+    [
+        ("black", MODULE, f"{LICENCE}\nVERSION  =  3\n", "black"),
+        ("isort", MODULE, f"{LICENCE}\nimport sys\nimport os\n", "isort"),
+        ("codespell", MODULE, MISSPELT, "codespell"),
+        ("licence", MODULE, "VERSION = 3\n", f"licence: {MODULE}"),
+        (
+            "format",
+            "ucm/store/posix/cc/more.h",
+            CC_LICENCE + "int a( );\n",
+            "clang-format",
+        ),
+        (
+            "workflow",
+            ".github/workflows/x.yml",
+            "on: push\n",
+            "workflows: .github/workflows/x.yml",
+        ),
+        ("red", GTEST, CC_LICENCE + f"// TEST UCPosixA.B {ENGINE} none\n", "tests: "),
+        ("build", GTEST, CC_LICENCE + f"// NEEDS {ENGINE} nothing\n", "build: "),
+    ],
+)
+def test_not_ready(project: Project, ucm: Path, what, path, text, words):
+    topic = "keys" if path == MODULE else "engine"
+    write(ucm, path, text)
+    subject = "[Feat] More of it"
+    land(ucm, subject, topic, "UCPosixShortTest")
+    out = make_pr(project, ucm, topic, code=1)
+    failed = [row for row in out.splitlines() if row.startswith("FAIL")]
+    assert len(failed) == 1 and words in failed[0], out
+    assert "NOT READY" in out and "push" not in out
+
+
+def test_clang_format_looks_at_changed_lines_only(project: Project, ucm: Path):
+    """Upstream has files that are not formatted; a branch does not mend them."""
+    assert "engine_line_1();" in (ucm / ENGINE).read_text()
+    base = project.base
+    write(base, "ucm/ugly.h", "int  ugly( );\nint a();\nint b();\nint fine();\n")
+    git(base, "add", "-A")
+    git(base, "commit", "-q", "--amend", "--no-edit")
+    pin = project.root / "UPSTREAM"
+    new = git(base, "rev-parse", "HEAD")
+    rows = [r for r in pin.read_text().splitlines() if not r.startswith("commit=")]
+    pin.write_text("\n".join([*rows, f"commit={new}\n"]))
+    git(ucm, "fetch", "-q", str(base), "HEAD")
+    git(ucm, "rebase", "-q", "--onto", "FETCH_HEAD", "HEAD~3")
+    replace(ucm, "ucm/ugly.h", "fine()", "fine(int n)")
+    git(ucm, "commit", "-q", "-a", "--amend", "-C", "HEAD")
+    assert "ok    clang-format" in make_pr(project, ucm, "engine")
+
+
+def test_an_entry_without_a_test(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_35()", "engine_line_35(int n)")
+    git(ucm, "add", "-A")
+    text = message("[Bugfix] Count without a test", "engine")
+    git(ucm, "commit", "-q", "-F", "-", text=text)
+    out = make_pr(project, ucm, "engine", code=1)
+    assert "FAIL  a test named: 0004-count-without-a-test.patch" in out
+
+
+def test_a_large_one_is_warned_about(project: Project, ucm: Path):
+    rows = "".join(f"ROW_{n} = {n}\n" for n in range(401))
+    write(ucm, "ucm/integration/sglang/many.py", f"{LICENCE}\n{rows}")
+    land(ucm, "[Feat] Many rows", "keys", "UCPosixShortTest")
+    out = make_pr(project, ucm, "keys")
+    assert "warn  size: " in out and "\nready\n" in out
+
+
+@pytest.mark.parametrize("topic", ["", "nothing", "--all"])
+def test_unknown_topic(project: Project, ucm: Path, topic: str):
+    done = project.run("pr", "--ucm", ucm, f"--topic={topic}")
+    refused(done, "there is no topic", "hicache-v2, posix-store", code=2)
+
+
+def test_unknown_ref(project: Project, ucm: Path):
+    replace(project.root, "docs/topics.ini", "[engine]", "[posix-store]")
+    done = project.run("pr", "--ucm", ucm, "--topic=posix-store", "--to=nowhere")
+    refused(done, "there is no commit nowhere", code=2)

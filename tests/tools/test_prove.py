@@ -1,0 +1,163 @@
+"""make verify BUILD=1: what it takes for proof, what it does not, and that it goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+from series_project import (
+    ENGINE,
+    LICENCE,
+    Project,
+    bare_series,
+    git,
+    message,
+    refused,
+    replace,
+    write,
+)
+
+FOLDER = "ucm/store/test/case/posix"
+
+
+@pytest.fixture
+def ucm(project: Project) -> Path:
+    """The base on a branch, for a series of the test's own."""
+    return bare_series(project)
+
+
+def entry(ucm: Path, number: int, proof: str | None, *, kind="Bugfix", case="") -> None:
+    """Change a line of the engine; `case` is the text of a test file that lands with it."""
+    name = f"engine_line_{number}()"
+    replace(ucm, ENGINE, name, f"engine_line_{number}(int n)")
+    if case:
+        path = f"{FOLDER}/posix_{number}_test.cc"
+        write(ucm, path, f"{LICENCE.replace('#', '//')}{case}\n")
+    text = message(f"[{kind}] Change line {number}", "posix-store")
+    if proof:
+        text = text.replace("\nForwarded:", f"\nProof: {proof}\nForwarded:")
+    git(ucm, "add", "-A")
+    git(ucm, "commit", "-q", "-F", "-", text=text)
+
+
+def case(number: int, word: str = "TEST", line: int | None = None) -> str:
+    text = f"engine_line_{line or number}(int n)"
+    return f"// {word} UCPosix{number}Test.Line {ENGINE} {text}"
+
+
+def walk(project: Project, *args: str, code: int = 0) -> list[list[str]]:
+    done = project.run("prove", *args)
+    assert done.returncode == code, done.stdout + done.stderr
+    rows = [row.split(" | ") for row in done.stdout.splitlines() if " | " in row]
+    return [[row[0][:4], *row[2:]] for row in rows]
+
+
+def refresh(project: Project, ucm: Path) -> None:
+    project.ok(
+        "refresh", "--ucm", ucm, "--base", git(project.base, "rev-parse", "HEAD")
+    )
+
+
+def builds(project: Project) -> int:
+    path = project.root / "build" / "points" / "builds.txt"
+    return len(path.read_text().splitlines())
+
+
+def test_red_on_the_parent_green_on_it(project: Project, ucm: Path):
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    entry(ucm, 15, "UCPosix15Test", case=case(15, "CRASH"))
+    entry(ucm, 25, None, kind="Opt")
+    refresh(project, ucm)
+    assert walk(project) == [
+        ["0001", "fails: 1 of 1", "passes: 1", "passes: 1", "ok"],
+        ["0002", "crashes in Line", "passes: 1", "passes: 2", "ok"],
+        ["0003", "-", "-", "passes: 2", "ok"],
+    ]
+    table = (project.root / "docs" / "bisect.md").read_text()
+    assert "3 entries were built and tested; the tests of 2 fail" in table
+    assert table.count("\n| 000") == 3
+
+
+def test_what_is_no_proof(project: Project, ucm: Path):
+    entry(ucm, 5, "UCPosix5Test", case=case(5, line=4).replace("(int n)", "()"))
+    entry(
+        ucm, 10, "UCPosix10Test", case=case(10) + f"\n// NEEDS {ENGINE} line_10(int n)"
+    )
+    entry(ucm, 15, None)
+    entry(ucm, 20, "UCPosixOtherTest", case=case(20))
+    refresh(project, ucm)
+    assert walk(project, code=1) == [
+        ["0001", "passes: 1", "passes: 1", "passes: 1", "PROVES NOTHING"],
+        ["0002", "does not build", "passes: 1", "passes: 2", "PROVES NOTHING"],
+        ["0003", "-", "-", "passes: 2", "NO PROOF"],
+        ["0004", "no such test", "no such test", "passes: 3", "NOT GOOD at its point"],
+    ]
+
+
+def test_new_api_is_marked_and_not_counted(project: Project, ucm: Path):
+    text = case(10) + f"\n// NEEDS {ENGINE} line_10(int n)"
+    entry(ucm, 10, "new-api UCPosix10Test", case=text)
+    refresh(project, ucm)
+    assert walk(project) == [["0001", "does not build", "passes: 1", "passes: 1", "ok"]]
+    table = (project.root / "docs" / "bisect.md").read_text()
+    assert "UCPosix10Test (new-api)" in table and "the tests of 0 fail" in table
+
+
+def test_a_point_that_breaks_others_tests(project: Project, ucm: Path):
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    replace(ucm, ENGINE, "engine_line_5(int n)", "engine_row_5(int n)")
+    entry(ucm, 15, "UCPosix15Test", case=case(15))
+    refresh(project, ucm)
+    rows = walk(project, code=1)
+    assert rows[1][1:] == [
+        "fails: 1 of 1",
+        "passes: 1",
+        "fails: 1 of 2",
+        "NOT GOOD at its point",
+    ]
+
+
+def test_a_test_of_time_gets_one_more_try(project: Project, ucm: Path):
+    """Shown in the table; the entry's own test gets none."""
+    mark = project.root.parent / "tried"
+    late = f"\n// FLAKY UCPosixLate.Test {ENGINE} {mark}"
+    entry(ucm, 5, "UCPosix5Test", case=case(5) + late)
+    refresh(project, ucm)
+    word = "passes: 2, 1 of them when run again"
+    assert walk(project) == [["0001", "fails: 1 of 1", "passes: 1", word, "ok"]]
+
+
+def test_only_the_tests_of_the_entry_are_added(project: Project, ucm: Path):
+    """The parent gets the test file alone, not the change that comes with it."""
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    entry(ucm, 15, "UCPosix15Test", case=case(15, line=25).replace("(int n)", "()"))
+    refresh(project, ucm)
+    assert walk(project, "--entry", "0001") == [
+        ["0001", "fails: 1 of 1", "passes: 1", "passes: 1", "ok"]
+    ]
+    assert not (project.root / "docs" / "bisect.md").exists()
+
+
+def test_goes_on_where_it_stopped(project: Project, ucm: Path):
+    """Good results are kept by content: another message changes nothing, a file does."""
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    entry(ucm, 15, "UCPosix15Test", case=case(15))
+    refresh(project, ucm)
+    walk(project, "--entry", "0001")
+    first = builds(project)
+    rows = walk(project)
+    assert builds(project) == first + 2
+    git(ucm, "commit", "-q", "--amend", "-C", "HEAD", "--date=2026-05-05T00:00:00Z")
+    refresh(project, ucm)
+    assert walk(project) == rows and builds(project) == first + 2
+    known = project.root / "build" / "points" / "results.json"
+    assert len(json.loads(known.read_text())) == 4
+    replace(ucm, ENGINE, "engine_line_30", "engine_row_30")
+    git(ucm, "commit", "-q", "-a", "--amend", "-C", "HEAD")
+    refresh(project, ucm)
+    walk(project)
+    assert builds(project) == first + 4
+
+
+def test_another_series_is_applied(project: Project, ucm: Path):
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    refused(project.run("prove"), "this series is not applied", "make apply")

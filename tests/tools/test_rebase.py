@@ -1,0 +1,545 @@
+"""make rebase onto upstreams that moved in the ways that upstreams move.
+
+Each drift names its expected outcome per entry. Two more, which need UCM itself, are in
+test_rebase_real.py: its PosixStore answering lookups per block, its connector growing.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from series_project import (
+    BASE_FILES,
+    CASE,
+    ENGINE,
+    KEYS,
+    SCRIPT,
+    STORE,
+    Project,
+    commit_plain,
+    git,
+    refused,
+    replace,
+    snapshot,
+    write,
+)
+
+MORE = "ucm/store/posix/cc/io_engine_more.h"
+DECLARED, OURS = "int engine_line_20();", "int engine_line_20(int n);"
+
+
+@pytest.fixture
+def ucm(project: Project) -> Path:
+    """A checkout of the base, whose branch a test moves on as upstream would."""
+    return project.clone()
+
+
+def upstream(ucm: Path, subject: str = "Upstream moves on") -> str:
+    return commit_plain(ucm, subject)
+
+
+def rows(out: str) -> list[str]:
+    """How each entry ended, in order."""
+    table = (row.split() for row in out.splitlines() if row.endswith(".patch"))
+    return [row[0] for row in table if len(row) == 2]
+
+
+def rebased(project: Project, ucm: Path, *how: str, go_on: bool = False) -> str:
+    """Run to the end; the result must be a verified series on the new pin."""
+    start = git(ucm, "rev-parse", "HEAD")
+    args = ("--continue",) if go_on else ("--ucm", ucm, "--to", "HEAD")
+    out = project.ok("rebase", *args)
+    assert rows(out) == [*how], out
+    assert f"commit={start}\n" in (project.root / "UPSTREAM").read_text()
+    assert "0 findings" in project.ok("verify")
+    assert not (project.root / "build" / "rebase").exists()
+    assert git(ucm, "rev-parse", "HEAD") == start
+    tip = git(ucm, "rev-parse", "hicache-v2")
+    assert (project.root / "build" / "range-diff.txt").read_text()
+    git(ucm, "switch", "-q", "hicache-v2")
+    assert "already applied" in project.ok("apply", "--ucm", ucm)
+    assert tip[:12] in out and "next: " in out.splitlines()[-1]
+    return out
+
+
+def stopped(project: Project, ucm: Path, *files: str, subject: str) -> Path:
+    """Run into a conflict: the report has what a human needs; nothing has changed."""
+    before, series = snapshot(ucm), project.series()
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+    assert done.returncode == 3 and not done.stderr, done.stdout + done.stderr
+    tree = project.root / "build" / "rebase"
+    for path in files:
+        head, _, last = done.stdout.partition(f"  conflict  {path}\n")
+        assert subject in last.splitlines()[0], done.stdout
+    assert "(1 of 3)" in done.stdout or "(2 of 3)" in done.stdout
+    assert f"worktree  {tree}\n" in done.stdout
+    for command in (f"git -C {tree} diff", f"git -C {tree} add --all"):
+        assert f"  {command}\n" in done.stdout
+    assert "make rebase-continue" in done.stdout and "make rebase-abort" in done.stdout
+    after = snapshot(ucm)
+    before.pop("worktrees"), after.pop("worktrees")
+    assert after == before and project.series() == series
+    return tree
+
+
+def solve(tree: Path, **files: str) -> None:
+    """Write the files and stage everything, as the report says."""
+    for path, text in files.items():
+        write(tree, path, text)
+    git(tree, "add", "--all")
+
+
+def test_a_lines_moved(project: Project, ucm: Path):
+    write(ucm, ENGINE, "// one\n// two\n" + (ucm / ENGINE).read_text())
+    upstream(ucm)
+    out = rebased(project, ucm, "offset", "clean", "clean")
+    assert "@@ -20,7 +20,7 @@" in project.patch(1).read_text()
+    assert "1:" in out and "entries   1 offset, 2 clean" in out
+
+
+def test_b_one_entry_was_merged_verbatim(project: Project, ucm: Path):
+    replace(ucm, ENGINE, DECLARED, OURS)
+    write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm)
+    out = rebased(project, ucm, "dropped", "clean", "clean")
+    assert "with the same bytes: it leaves ucm_overlay/" in out
+    assert len(list(project.patches.glob("*.patch"))) == 2
+    assert not (project.overlay / CASE).exists()
+
+
+def test_b_merged_verbatim_and_changed_since(project: Project, ucm: Path):
+    """The merge alone would conflict; git's patch id knows the commit."""
+    replace(ucm, ENGINE, DECLARED, OURS)
+    write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm, "took it")
+    replace(ucm, ENGINE, OURS, "int engine_line_20(int n, int m);")
+    upstream(ucm, "went on")
+    rebased(project, ucm, "dropped", "clean", "clean")
+    assert ENGINE not in "".join(p.read_text() for p in project.patches.glob("*.patch"))
+
+
+def test_b_merged_verbatim_and_reverted(project: Project, ucm: Path):
+    """A patch id in the history is not enough: what upstream took back is still ours."""
+    replace(ucm, ENGINE, DECLARED, OURS)
+    upstream(ucm, "took it")
+    git(ucm, "revert", "--no-edit", "HEAD")
+    rebased(project, ucm, "clean", "clean", "clean")
+
+
+@pytest.mark.parametrize("tests_too", [False, True])
+def test_c_one_entry_was_merged_with_edits(project: Project, ucm: Path, tests_too):
+    """Upstream's side is kept; of the entry what upstream lacks is left, if anything."""
+    replace(ucm, ENGINE, DECLARED, "long engine_line_20(int n);")
+    if tests_too:
+        write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm, "Check counts")
+    tree = stopped(project, ucm, ENGINE, subject="Check counts")
+    solve(tree, **{ENGINE: (ucm / ENGINE).read_text()})
+    end = "dropped" if tests_too else "solved"
+    rebased(project, ucm, end, "clean", "clean", go_on=True)
+    assert (project.overlay / CASE).exists() is not tests_too
+    assert len(list(project.patches.glob("*.patch"))) == (2 if tests_too else 3)
+    assert ENGINE not in "".join(p.read_text() for p in project.patches.glob("*.patch"))
+
+
+def test_d_a_function_nearby_was_renamed(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_17", "engine_row_17")
+    upstream(ucm)
+    rebased(project, ucm, "merged", "clean", "clean")
+    assert " int engine_row_17();" in project.patch(1).read_text()
+
+
+def test_d_the_touched_function_was_renamed(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_20", "engine_row_20")
+    upstream(ucm, "Rename the row")
+    tree = stopped(project, ucm, ENGINE, subject="Rename the row")
+    text = (ucm / ENGINE).read_text()
+    solve(tree, **{ENGINE: text.replace("engine_row_20()", "engine_row_20(int n)")})
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+    assert "+int engine_row_20(int n);" in project.patch(1).read_text()
+    assert (project.overlay / CASE).exists()
+
+
+def test_e_a_touched_file_was_split_in_two(project: Project, ucm: Path):
+    head, tail = (ucm / ENGINE).read_text().split("int engine_line_15();\n")
+    write(ucm, ENGINE, head)
+    write(ucm, MORE, "int engine_line_15();\n" + tail)
+    upstream(ucm, "Split the engine")
+    tree = stopped(project, ucm, ENGINE, subject="Split the engine")
+    more = (ucm / MORE).read_text().replace(DECLARED, OURS)
+    solve(tree, **{ENGINE: head, MORE: more})
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+    text = project.patch(1).read_text()
+    assert f"+++ b/{MORE}" in text and f"+++ b/{ENGINE}" not in text
+
+
+def test_e_a_touched_file_moved_whole(project: Project, ucm: Path):
+    """git follows the rename by itself."""
+    git(ucm, "mv", ENGINE, MORE)
+    upstream(ucm)
+    rebased(project, ucm, "merged", "clean", "clean")
+    assert f"+++ b/{MORE}" in project.patch(1).read_text()
+
+
+def test_e_a_touched_file_is_gone(project: Project, ucm: Path):
+    git(ucm, "rm", "-q", ENGINE)
+    upstream(ucm, "Remove the engine")
+    tree = stopped(project, ucm, ENGINE, subject="Remove the engine")
+    refused(project.run("rebase", "--continue"), f"{ENGINE}: not added", code=3)
+    git(tree, "rm", "-q", ENGINE)
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+
+
+def test_g_an_overlay_path_appeared(project: Project, ucm: Path):
+    """Upstream's file stays; what it lacks becomes a patch."""
+    write(ucm, KEYS, "# upstream's\nOTHER = 1\n")
+    upstream(ucm, "Keys of our own")
+    tree = stopped(project, ucm, KEYS, subject="Keys of our own")
+    solve(tree, **{KEYS: "# upstream's\nOTHER = 1\nVERSION = 2\n"})
+    rebased(project, ucm, "clean", "solved", "clean", go_on=True)
+    assert "\n+VERSION = 2\n" in project.patch(2).read_text()
+    assert not (project.overlay / KEYS).exists()
+    assert (project.overlay / SCRIPT).exists()
+
+
+def test_g_after_an_entry_that_upstream_took(project: Project, ucm: Path):
+    """The patch id of the entry before says nothing about one of new files only."""
+    replace(ucm, ENGINE, DECLARED, OURS)
+    write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm, "took it")
+    write(ucm, KEYS, "OTHER = 1\n")
+    upstream(ucm, "Keys of our own")
+    tree = stopped(project, ucm, KEYS, subject="Keys of our own")
+    solve(tree, **{KEYS: "OTHER = 1\nVERSION = 2\n"})
+    rebased(project, ucm, "dropped", "solved", "clean", go_on=True)
+
+
+def test_g_is_told_before_the_first_entry(project: Project, ucm: Path):
+    write(ucm, KEYS, "OTHER = 1\n")
+    upstream(ucm)
+    out = project.run("rebase", "--ucm", ucm, "--to", "HEAD").stdout
+    assert out.index(f"overlay   {KEYS}: upstream has it now") < out.index("clean")
+    assert project.patch(2).name in out and "that becomes a patch" in out
+
+
+@pytest.mark.parametrize("kind", ["shallow", "export", "blobless"])
+def test_the_pinned_base_brings_the_blobs(project: Project, ucm: Path, kind: str):
+    """3-way merges work where the checkout never had the base's commit or files."""
+    replace(ucm, ENGINE, "engine_line_18", "engine_row_18")
+    upstream(ucm, "one")
+    replace(ucm, STORE, "store_line_13", "store_row_13")
+    upstream(ucm, "two")
+    target = ucm.parent / kind
+    if kind == "export":
+        shutil.copytree(ucm, target, ignore=shutil.ignore_patterns(".git"))
+        git(target, "init", "-q", "-b", "main")
+        upstream(target, "export")
+    else:
+        git(ucm, "config", "uploadpack.allowFilter", "true")
+        depth = "--depth=1" if kind == "shallow" else "--filter=blob:none"
+        git(ucm.parent, "clone", "-q", depth, f"file://{ucm}", str(target))
+    project.ok("rebase", "--ucm", ucm, "--to", "HEAD")
+    shutil.rmtree(project.root / "build" / "rebase", ignore_errors=True)
+    git(project.root, "checkout", "-q", ".")
+    rebased(project, target, "merged", "clean", "merged")
+    assert git(target, "rev-parse", "hicache-v2^{tree}") == git(
+        ucm, "rev-parse", "hicache-v2^{tree}"
+    )
+
+
+def test_an_applied_series_moves_with_its_branch(project: Project):
+    ucm = project.applied()
+    git(ucm, "branch", "theirs", "HEAD~3")
+    git(ucm, "worktree", "add", "-q", str(ucm.parent / "side"), "theirs")
+    write(ucm.parent / "side", "setup.py", "print('newer')\n")
+    start = upstream(ucm.parent / "side")
+    project.ok("rebase", "--ucm", ucm, "--to", "theirs")
+    assert git(ucm, "rev-parse", "HEAD~3") == start
+    assert "newer" in (ucm / "setup.py").read_text()
+    assert "already applied" in project.ok("apply", "--ucm", ucm)
+    project.ok("unapply", "--ucm", ucm)
+    assert git(ucm, "rev-parse", "HEAD") == start
+
+
+def test_twice_in_a_row(project: Project, ucm: Path):
+    """The second pin is a commit of upstream's, not the sdist."""
+    for name in ("one", "two"):
+        git(ucm, "switch", "-q", "main")
+        write(ucm, "setup.py", f"print('{name}')\n")
+        upstream(ucm)
+        rebased(project, ucm, "clean", "clean", "clean") if name == "one" else None
+    git(ucm, "switch", "-q", "hicache-v2")
+    out = project.ok("rebase", "--ucm", ucm, "--to", "main")
+    assert rows(out) == ["clean"] * 3
+    assert git(ucm, "rev-parse", "HEAD~3") == git(ucm, "rev-parse", "main")
+    assert git(ucm, "rev-parse", "--abbrev-ref", "HEAD") == "hicache-v2"
+
+
+def test_the_fetched_checkout_follows_the_pin(project: Project, ucm: Path):
+    """build/ucm goes with the pin when someone else moved it, and back."""
+    project.ok("apply")
+    own = project.root / "build" / "ucm"
+    old = git(own, "rev-parse", "HEAD")
+    replace(ucm, ENGINE, "engine_line_1()", "engine_row_1()")
+    upstream(ucm)
+    rebased(project, ucm, "clean", "clean", "clean")
+    project.ok("apply", "--if-needed")
+    assert "engine_row_1()" in (own / ENGINE).read_text()
+    assert "already applied" in project.ok("apply")
+    git(project.root, "checkout", "-q", ".")
+    project.ok("apply", "--if-needed")
+    assert git(own, "rev-parse", "HEAD") == old
+
+
+# ---- open, interrupted, given up ----
+
+
+def in_conflict(project: Project, ucm: Path) -> Path:
+    replace(ucm, ENGINE, DECLARED, "long engine_line_20(int n);")
+    upstream(ucm, "Check counts")
+    return stopped(project, ucm, ENGINE, subject="Check counts")
+
+
+def test_abort_leaves_everything_as_it_was(project: Project, ucm: Path):
+    replace(ucm, ENGINE, DECLARED, "long engine_line_20(int n);")
+    upstream(ucm)
+    before, series = snapshot(ucm), project.series()
+    assert project.run("rebase", "--ucm", ucm, "--to", "HEAD").returncode == 3
+    assert "removed" in project.ok("rebase", "--abort")
+    assert snapshot(ucm) == before and project.series() == series
+    assert "nothing to do" in project.ok("rebase", "--abort")
+    assert project.run("rebase", "--ucm", ucm, "--to", "HEAD").returncode == 3
+
+
+def test_a_second_rebase_is_refused(project: Project, ucm: Path):
+    tree = in_conflict(project, ucm)
+    before = snapshot(tree)
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+    refused(done, "open already", "make rebase-continue, or make rebase-abort", code=3)
+    assert snapshot(tree) == before
+
+
+@pytest.mark.parametrize("how", ["untouched", "markers", "half"])
+def test_continue_needs_a_solved_conflict(project: Project, ucm: Path, how: str):
+    tree = in_conflict(project, ucm)
+    phrase = "not added"
+    if how == "markers":
+        git(tree, "add", "--all")
+        phrase = "has conflict markers"
+    if how == "half":
+        git(tree, "checkout", "-q", "--ours", ENGINE)
+        git(tree, "add", "--all")
+        write(tree, ENGINE, "int later();\n")
+    before = snapshot(tree)
+    refused(project.run("rebase", "--continue"), f"{ENGINE}: {phrase}", code=3)
+    assert snapshot(tree) == before
+
+
+def test_git_may_make_the_commit(project: Project, ucm: Path):
+    """`git cherry-pick --continue` in the worktree is as good as rebase-continue."""
+    tree = in_conflict(project, ucm)
+    write(tree, ENGINE, (ucm / ENGINE).read_text() + "int more();\n")
+    git(tree, "add", "--all")
+    git(tree, "cherry-pick", "--continue", GIT_EDITOR="true")
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+
+
+def test_continue_without_a_rebase(project: Project):
+    refused(project.run("rebase", "--continue"), "no rebase is open", code=2)
+
+
+def test_series_that_changed_meanwhile(project: Project, ucm: Path):
+    tree = in_conflict(project, ucm)
+    git(tree, "checkout", "-q", "--ours", ENGINE)
+    git(tree, "add", "--all")
+    write(project.overlay, KEYS, "VERSION = 9\n")
+    refused(project.run("rebase", "--continue"), "changed while the rebase was open")
+
+
+KILLS = {
+    "worktree": 3,
+    "cherry-pick": 2,
+    "format-patch": 2,
+    "fetch": 2,
+    "range-diff": 1,
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_killed_in_the_middle(project: Project, ucm: Path, when: str):
+    """Whatever git command it dies in: it goes on, or is given up; never half a result."""
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    before, series = snapshot(ucm), project.series()
+    trap = project.root.parent / "trap"
+    write(
+        trap,
+        "git",
+        f"#!/bin/sh\necho $1 >> {trap}/seen\n"
+        f'[ "$(grep -c ^{when}\\$ {trap}/seen)" = {KILLS[when]} ] && [ $1 = {when} ] && '
+        f"kill -9 $PPID\nexec {shutil.which('git')} \"$@\"\n",
+        0o755,
+    )
+    path = f"{trap}:{os.environ['PATH']}"
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD", PATH=path)
+    assert done.returncode == -9
+    after = snapshot(ucm)
+    before.pop("worktrees"), after.pop("worktrees")
+    assert after == before and project.series() == series
+    if (project.root / "build" / "rebase").exists():
+        done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+        refused(done, "open already", code=3)
+        out = project.ok("rebase", "--continue")
+    else:
+        out = project.ok("rebase", "--ucm", ucm, "--to", "HEAD")
+    assert "entries   3 clean" in out
+    assert "0 findings" in project.ok("verify")
+
+
+# ---- bad input: one block, nothing changed ----
+
+
+def refuse(project: Project, ucm: Path, *phrases: str, to: str = "HEAD", **env) -> str:
+    before, series = snapshot(ucm), project.series()
+    pin = (project.root / "UPSTREAM").read_bytes()
+    done = project.run("rebase", "--ucm", ucm, f"--to={to}", **env)
+    text = refused(done, *phrases)
+    assert snapshot(ucm) == before and project.series() == series
+    assert (project.root / "UPSTREAM").read_bytes() == pin
+    assert not (project.root / "build" / "rebase").exists()
+    return text
+
+
+@pytest.mark.parametrize("to", ["nowhere", "", "HEAD:README.md", "--all", "f" * 40])
+def test_unknown_ref(project: Project, ucm: Path, to: str):
+    refuse(project, ucm, "no commit", "fetch", to=to)
+
+
+def test_the_pinned_base_itself(project: Project, ucm: Path):
+    refuse(project, ucm, "the series stands on it")
+
+
+def test_a_branch_that_holds_the_series(project: Project):
+    refuse(project, project.applied(), "it holds the applied series itself")
+
+
+def test_another_project(project: Project, ucm: Path):
+    git(ucm, "rm", "-q", "ucm/store/ucmstore_v1.py")
+    other = upstream(ucm)
+    git(ucm, "reset", "-q", "--hard", "HEAD~1")
+    refuse(project, ucm, "this is not UCM", to=other)
+
+
+def test_older_by_ancestry(project: Project):
+    """Upstream's history has a commit with the base's bytes, and TO is before it."""
+    ucm = project.root.parent / "history"
+    for path, text in BASE_FILES.items():
+        write(ucm, path, text)
+    git(ucm, "init", "-q", "-b", "main")
+    replace(ucm, ENGINE, "engine_line_30", "engine_older_30")
+    older = upstream(ucm, "before the release")
+    replace(ucm, ENGINE, "engine_older_30", "engine_line_30")
+    same = upstream(ucm, "the release")
+    replace(ucm, ENGINE, "engine_line_31", "engine_newer_31")
+    upstream(ucm, "after it")
+    refuse(project, ucm, "older than the pinned base", f"like {same[:12]}", to=older)
+    rebased(project, ucm, "clean", "clean", "clean")
+
+
+def test_older_by_pin(project: Project, ucm: Path):
+    old = git(ucm, "rev-parse", "HEAD")
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    rebased(project, ucm, "clean", "clean", "clean")
+    refuse(project, ucm, "older than the pinned base", to=old)
+
+
+def test_older_by_version(project: Project):
+    """An export has no history; its setup.py tells."""
+    write(project.base, "setup.py", 'setup(version="0.5.0")\n')
+    git(project.base, "commit", "-q", "-a", "--amend", "-m", "uc-manager 0.0.1")
+    pin, ucm = project.root / "UPSTREAM", project.root.parent / "other"
+    rows = [r for r in pin.read_text().splitlines() if not r.startswith("commit=")]
+    rows.append(f"commit={git(project.base, 'rev-parse', 'HEAD')}\n")
+    pin.write_text("\n".join(rows))
+    for path, text in BASE_FILES.items():
+        write(ucm, path, text)
+    git(ucm, "init", "-q", "-b", "main")
+    write(ucm, "setup.py", 'setup(version="0.4.11")\n')
+    upstream(ucm)
+    refuse(project, ucm, "version 0.5.0, not 0.4.11")
+
+
+@pytest.mark.parametrize("path", [ENGINE, "setup.py"])
+@pytest.mark.parametrize("staged", [False, True])
+def test_dirty_tree(project: Project, ucm: Path, path: str, staged: bool):
+    write(ucm, "README.md", "# newer\n")
+    upstream(ucm)
+    write(ucm, path, "mine\n")
+    if staged:
+        git(ucm, "add", path)
+    refuse(project, ucm, "work in", path, "commit or stash")
+
+
+def test_commits_that_are_not_in_the_series_yet(project: Project):
+    ucm = project.applied()
+    git(ucm, "branch", "theirs", "HEAD~3")
+    replace(ucm, STORE, "store_line_30", "store_row_30")
+    commit_plain(ucm, "fixup! mine")
+    refuse(project, ucm, "fixup! mine", "make refresh", to="theirs")
+
+
+def test_unfinished_git_operation(project: Project, ucm: Path):
+    git(ucm, "switch", "-q", "-c", "side")
+    write(ucm, "setup.py", "one\n")
+    upstream(ucm)
+    git(ucm, "switch", "-q", "main")
+    write(ucm, "setup.py", "two\n")
+    upstream(ucm)
+    with pytest.raises(AssertionError):
+        git(ucm, "rebase", "-q", "side")
+    refuse(project, ucm, "a rebase is in progress")
+
+
+def test_no_network(project: Project, ucm: Path):
+    """The base is not there and cannot be fetched."""
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    shutil.rmtree(project.base)
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
+    nowhere |= {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
+    refuse(project, ucm, "pip could not fetch the pinned base", **nowhere)
+
+
+def test_no_network_for_a_clone_without_files(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_1()", "engine_row_1()")
+    upstream(ucm)
+    git(ucm, "config", "uploadpack.allowFilter", "true")
+    target, no_files = ucm.parent / "blobless", ("--filter=blob:none", "--no-checkout")
+    git(ucm.parent, "clone", "-q", *no_files, f"file://{ucm}", str(target))
+    git(target, "checkout", "-q", "HEAD~1")
+    ucm.rename(ucm.parent / "gone")
+    refuse(project, target, "git cannot read", "fetch", to="main")
+
+
+def test_no_network_for_a_pinned_commit(project: Project, ucm: Path):
+    write(ucm, "setup.py", "print('newer')\n")
+    start = upstream(ucm)
+    with open(project.root / "UPSTREAM", "a") as pin:
+        pin.write("url=file:///nowhere\n")
+    rebased(project, ucm, "clean", "clean", "clean")
+    shutil.rmtree(project.root / "build" / "base")
+    text = refused(project.run("verify"), "could not fetch the pinned base", start)
+    assert "scripts/_pin.py CLONE" in text
+    done = project.run("_pin", ucm)
+    assert done.returncode == 0 and start[:12] in done.stdout, done.stderr
+    project.ok("verify")
+
+
+def test_state_names_the_checkout(project: Project, ucm: Path):
+    """rebase-continue and -abort need no UCM=: the worktree knows."""
+    tree = in_conflict(project, ucm)
+    found = Path(git(tree, "rev-parse", "--absolute-git-dir")) / "ucm-hicache.json"
+    assert json.loads(found.read_text())["ucm"] == str(ucm)
