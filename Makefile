@@ -4,6 +4,9 @@ UCM    ?=
 TO     ?=
 SANITIZE ?=
 VARIANT ?= $(or $(SANITIZE),release)
+SGLANG ?=
+TESTS  ?=
+RECORD ?=
 V      ?=
 export V
 
@@ -12,11 +15,11 @@ venv     = build/venv/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test gtest conformance bisect lint clean
+.PHONY: build demo test matrix gtest conformance bisect lint clean
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | V=1 tracebacks"
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG=, TESTS= with matrix | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -52,6 +55,9 @@ test: build build/base/tree  ## tool, store and connector tests, on the real sto
 	@$(venv) -m pytest tests/tools
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
+
+matrix: build  ## the connector on every pinned SGLang, or SGLANG=0.5.22,0.5.16; TESTS=contract
+	@$(venv) scripts/matrix.py --sglang "$(SGLANG)" --tests "$(TESTS)" $(if $(RECORD),--record)
 
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM

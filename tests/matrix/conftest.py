@@ -1,11 +1,11 @@
 """Tests that run on every pinned SGLang release; `make matrix` puts one on the path."""
 
 import os
-import shutil
 import sys
 import tempfile
 import tomllib
 import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,8 +26,10 @@ def _release() -> dict:
     """The row that runs; a release that is not pinned counts as the newest."""
     text = (HERE.parents[1] / "ci" / "matrix" / "releases.toml").read_text()
     rows = {row["version"]: row for row in tomllib.loads(text)["release"]}
-    version = os.environ.get("SGLANG_ROW", "")
-    return rows.get(version) or {**list(rows.values())[-1], "version": version}
+    newest = list(rows.values())[-1]
+    version = os.environ.get("SGLANG_ROW", newest["version"])
+    row = rows.get(version) or {**newest, "version": version}
+    return {**row, "newest": row["version"] == newest["version"]}
 
 
 RELEASE = _release()
@@ -76,13 +78,18 @@ def supported_mix(request, needs_l3):
     return request.param
 
 
+@contextmanager
+def storage_folder():
+    """Where stores keep their files; in memory where possible, they make many folders."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="matrix-", dir=memory) as root:
+        yield Path(root)
+
+
 @pytest.fixture
 def folder():
-    """Where the store keeps its files; in memory where possible, stores make many folders."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    root = Path(tempfile.mkdtemp(prefix="matrix-", dir=memory))
-    yield root
-    shutil.rmtree(root)
+    with storage_folder() as root:
+        yield root
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def _use_python_hash() -> None:
 
 def device_pool(kind: str):
     """What get_kvcache() gives: an object of the class that decides is_mla_model."""
-    places = ("memory_pool", "deepseek_v4_memory_pool")
+    places = ("memory_pool", "swa_memory_pool", "deepseek_v4_memory_pool")
     for place in places:
         try:
             module = importlib.import_module(f"sglang.srt.mem_cache.{place}")

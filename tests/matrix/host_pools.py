@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 
 LAYERS, PAGE, PAGES = 3, 4, 24
+LAYOUT = "page_first"
 _MODULES = ("memory_pool_host", "pool_host", "pool_host.mha", "pool_host.mla")
 _MODULES += ("pool_host.mamba", "pool_host.dsa", "pool_host.group")
 
@@ -142,7 +143,7 @@ def _anchor(cls, source):
         end_layer=LAYERS,
         target_layer_num=LAYERS,
     )
-    return cls(source, 1.0, 0, PAGE, "page_first", pin_memory=False, **options)
+    return cls(source, 1.0, 0, PAGE, LAYOUT, pin_memory=False, **options)
 
 
 def indexer(anchor):
@@ -161,7 +162,17 @@ def indexer(anchor):
     if "decl" in inspect.signature(cls).parameters:
         module = importlib.import_module(cls.__module__)
         return cls(module.make_dsa_indexer_pool_decl(device), anchor, pin_memory=False)
-    return cls(device, anchor, "page_first", pin_memory=False)
+    return cls(device, anchor, LAYOUT, pin_memory=False)
+
+
+def mla_with_index_keys(dim=20):
+    """0.5.10 keeps DSA's index keys beside the latent KV, in one host pool."""
+    cls = find("NSATokenToKVPoolHost")
+    device = _mla_device(dim, torch.bfloat16, cls)
+    rows = _device_buffers(LAYERS, (16, PAGE * 132), torch.uint8)
+    device.__dict__.update(index_head_dim=128, quant_block_size=128)
+    device.index_k_with_scale_buffer = rows
+    return _anchor(cls, device)
 
 
 def mamba(temporal=(2, 3, 5), convs=((6, 3), (4, 3)), layers=2):
@@ -178,20 +189,20 @@ def mamba(temporal=(2, 3, 5), convs=((6, 3), (4, 3)), layers=2):
         cache = SimpleNamespace(temporal=state, conv=conv)
         source = _device(num_mamba_layers=layers, mamba_cache=cache, size=slots)
     options = accepted(cls, device_capacity=slots)
-    return cls(source, 1.0, 0, pin_memory=False, layout="page_first", **options)
+    return cls(source, 1.0, 0, pin_memory=False, layout=LAYOUT, **options)
 
 
 def logical():
     """DeepSeek V4's primary KV: slot numbers without a buffer."""
     cls = find("LogicalHostPool")
-    return cls(PAGE * PAGES, PAGE, **accepted(cls, layout="page_first"))
+    return cls(PAGE * PAGES, PAGE, **accepted(cls, layout=LAYOUT))
 
 
 def paged(name, row):
     """A DeepSeek V4 pool: one component of LAYERS x row bytes a page."""
     cls = find("DeepSeekV4PagedHostPool")
     rows = _device_buffers(LAYERS, (2, row), torch.uint8)
-    options = accepted(cls, layout="page_first")
+    options = accepted(cls, layout=LAYOUT)
     return cls(name, rows, row, PAGES, PAGE, pin_memory=False, **options)
 
 
@@ -207,7 +218,7 @@ def state(name, ring=2, width=8):
         )
         for score in scores
     ]
-    options = accepted(cls, layout="page_first")
+    options = accepted(cls, layout=LAYOUT)
     return cls(name, pools, PAGES, PAGE, pin_memory=False, **options)
 
 

@@ -59,11 +59,15 @@ class Mix:
     def fill(self, seed: int) -> "dict[str, Slots]":
         """Slots for every page in every pool that has slots, and random bytes in them."""
         slots = self.allocate()
-        for offset, (name, pool) in enumerate(self.pools.items()):
-            if host_pools.page_bytes(pool):
-                data = host_pools.random_pages(pool, COUNT, seed + offset)
-                host_pools.write(pool, slots[name].starts, data)
+        for offset, name in enumerate(self.pools):
+            self.refill(name, slots, seed + offset)
         return slots
+
+    def refill(self, name: str, slots: "dict[str, Slots]", seed: int) -> None:
+        pool = self.pools[name]
+        if host_pools.page_bytes(pool):
+            data = host_pools.random_pages(pool, COUNT, seed)
+            host_pools.write(pool, slots[name].starts, data)
 
     def allocate(self) -> "dict[str, Slots]":
         slots = {"kv": Slots.of(self.anchor)}
@@ -119,9 +123,15 @@ def kv_mamba() -> Mix:
 
 
 def mla_indexer() -> Mix:
+    if host_pools.find("NSAIndexerPoolHost", "DSAIndexerPoolHost") is None:
+        return Mix(host_pools.mla_with_index_keys(), "NSATokenToKVPool")
     anchor = host_pools.mla()
     indexer = Sidecar("indexer", host_pools.indexer(anchor), source="kv")
     return Mix(anchor, "MLATokenToKVPool", [indexer])
+
+
+def mla_kv() -> Mix:
+    return Mix(host_pools.mla(), "MLATokenToKVPool")
 
 
 def mla_mamba() -> Mix:
@@ -148,4 +158,6 @@ MIXES = {
     "MLA KV + INDEXER": mla_indexer,
     "DeepSeek V4": deepseek_v4,
 }
+# Not in the table: for what depends on how pools are spread over ranks.
+RANK_MIXES = {**MIXES, "MLA KV": mla_kv, "MLA KV + MAMBA": mla_mamba}
 TOKENS = COUNT * PAGE
