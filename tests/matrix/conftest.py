@@ -2,10 +2,8 @@
 
 import os
 import sys
-import tempfile
 import tomllib
 import warnings
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ import controller  # noqa: E402
 import recorded_store  # noqa: E402
 import torch  # noqa: E402
 from mixes import MIXES  # noqa: E402
+from storage import storage_folder, storage_options  # noqa: E402
 
 
 def _release() -> dict:
@@ -29,7 +28,8 @@ def _release() -> dict:
     newest = list(rows.values())[-1]
     version = os.environ.get("SGLANG_ROW", newest["version"])
     row = rows.get(version) or {**newest, "version": version}
-    return {**row, "newest": row["version"] == newest["version"]}
+    number = [int(part) for part in row["version"].partition(".post")[0].split(".")]
+    return {**row, "newest": row["version"] == newest["version"], "number": number}
 
 
 RELEASE = _release()
@@ -78,14 +78,6 @@ def supported_mix(request, needs_l3):
     return request.param
 
 
-@contextmanager
-def storage_folder():
-    """Where stores keep their files; in memory where possible, they make many folders."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="matrix-", dir=memory) as root:
-        yield Path(root)
-
-
 @pytest.fixture
 def folder():
     with storage_folder() as root:
@@ -95,22 +87,3 @@ def folder():
 @pytest.fixture
 def extra_config(folder):
     return storage_options(folder)
-
-
-def storage_options(folder) -> dict:
-    """What an operator gives as --hicache-storage-backend-extra-config."""
-    store = {
-        "storage_backends": str(folder),
-        "timeout_ms": 10000,
-        "data_dir_shard_bytes": 1,
-    }
-    return {
-        "backend_name": "ucm",
-        "module_path": "recorded_store",
-        "class_name": "RecordedStore",
-        "interface_v1": 1,
-        "kv_connector_extra_config": {
-            "ucm_connector_name": "UcmPipelineStore",
-            "ucm_connector_config": store,
-        },
-    }

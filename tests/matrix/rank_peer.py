@@ -9,12 +9,11 @@ import json
 import sys
 from pathlib import Path
 
-import conftest
 import controller
 import recorded_store
 import torch
 from mixes import RANK_MIXES
-from test_controller import lose
+from storage import lose, storage_options
 
 
 def writes() -> dict[str, int]:
@@ -45,7 +44,7 @@ def run(scenario: dict, rank: int, folder: Path) -> dict:
     recorded_store.CALLS.clear()
     folder = folder / scenario["name"].replace(" ", "-")
     folder.mkdir(exist_ok=True)
-    options = conftest.storage_options(folder)
+    options = storage_options(folder)
     mix = RANK_MIXES[scenario["mix"]]()
     writer = controller.Controller(mix, options)
     tokens = controller.tokens_of(1)
@@ -59,7 +58,7 @@ def run(scenario: dict, rank: int, folder: Path) -> dict:
     torch.distributed.barrier()
     for loss in scenario.get("losses", []):
         if loss["rank"] == rank:
-            lose(folder, writer, loss["pool"], hashes[loss["page"]])
+            lose(folder, writer.backend, loss["pool"], hashes[loss["page"]])
     torch.distributed.barrier()
     reader = controller.Controller(RANK_MIXES[scenario["mix"]](), options)
     fetched = reader.prefetch(tokens)
