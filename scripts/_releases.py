@@ -175,17 +175,19 @@ def _download(release: Release, folder: Path) -> Path:
 
 
 def newest() -> str:
-    """The version of the newest release on the package index."""
-    done = _pip("index", "versions", "sglang", *WHEEL.split(), "--only-binary=:all:")
-    found = re.match(r"sglang \((\S+)\)", done.stdout)
-    if not found:
+    """The version of the newest release on the package index: that of the wheel it gives."""
+    with tempfile.TemporaryDirectory() as scratch:
+        words = ["--no-deps", "--only-binary=:all:", *WHEEL.split()]
+        done = _pip("download", *words, "-d", scratch, "sglang")
+        wheels = [path.name.split("-")[1] for path in Path(scratch).glob("*.whl")]
+    if done.returncode or not wheels:
         raise Refusal(
             "the newest SGLang cannot be found",
-            expected="`pip index versions sglang` names it",
+            expected="a wheel for Python 3.11 on x86_64",
             found=(done.stderr or done.stdout).strip()[-600:],
             next="check the package index that pip uses, then try again",
         )
-    return found[1]
+    return wheels[0]
 
 
 def _folder(name: str) -> Path:
