@@ -6,6 +6,7 @@ SANITIZE ?=
 VARIANT ?= $(or $(SANITIZE),release)
 SGLANG ?=
 TESTS  ?=
+CANARY ?=
 RECORD ?=
 V      ?=
 export V
@@ -19,7 +20,7 @@ venv     = build/venv/bin/python
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG=, TESTS= with matrix | V=1 tracebacks"
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG=, TESTS=, CANARY=1, RECORD=1 with matrix | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -56,8 +57,9 @@ test: build build/base/tree  ## tool, store and connector tests, on the real sto
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
 
-matrix: build  ## the connector on every pinned SGLang, or SGLANG=0.5.22,0.5.16; TESTS=contract
-	@$(venv) scripts/matrix.py --sglang "$(SGLANG)" --tests "$(TESTS)" $(if $(RECORD),--record)
+matrix: build  ## the connector on every pinned SGLang; SGLANG=newest or 0.5.22,0.5.16; TESTS=contract
+	@$(venv) scripts/matrix.py $(if $(CANARY),--canary) $(if $(RECORD),--record) \
+		--sglang "$(SGLANG)" --tests "$(TESTS)"
 
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM

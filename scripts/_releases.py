@@ -112,8 +112,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def select(releases: list[Release], wanted: str) -> list[Release]:
-    """The rows of a comma-separated list of versions; 0.5.12 also means 0.5.12.post1."""
-    chosen = []
+    """The rows of a list of versions; 0.5.12 is 0.5.12.post1, and "newest" the last row."""
+    chosen, wanted = [], wanted.replace("newest", releases[-1].version)
     for word in wanted.replace(",", " ").split():
         found = [
             r for r in releases if word in (r.version, r.version.partition(".post")[0])

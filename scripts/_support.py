@@ -20,7 +20,7 @@ def _line(cells: list[str]) -> str:
 
 
 def render(rows: dict[str, dict[str, str]]) -> str:
-    columns = list(dict.fromkeys(mix for cells in rows.values() for mix in cells))
+    columns = sorted({mix for cells in rows.values() for mix in cells})
     lines = [_line(["SGLang", *columns]), _line(["---"] * (len(columns) + 1))]
     for version, cells in reversed(rows.items()):
         lines.append(_line([version, *(cells.get(mix, "") for mix in columns)]))
@@ -37,5 +37,5 @@ def check_row(version: str, cells: dict[str, str]) -> list[str]:
         return []
     lines = SUPPORT.read_text().splitlines()
     found = [line for line in lines if line.startswith(f"| {version} |")]
-    wanted = _line([version, *cells.values()])
+    wanted = _line([version, *(cells[mix] for mix in sorted(cells))])
     return [] if found == [wanted] else [f"docs/support.md is not: {wanted}"]

@@ -27,14 +27,9 @@ WAIT_S = 30.0
 PLACEHOLDER = "__placeholder__"
 
 
-def prepare(rank: int, size: int) -> None:
-    """Let this process be one rank of a server that runs on the CPU."""
-    loaded = [m for name, m in sys.modules.items() if name.startswith("sglang.srt.")]
-    for module in loaded:
-        if vars(module).get("device_module") is torch.cuda:
-            module.device_module = torch.cpu
-    _use_python_hash()
-    parallel = SimpleNamespace(
+def parallel(rank: int, size: int) -> SimpleNamespace:
+    """What get_parallel() says in a server with tensor parallelism only."""
+    return SimpleNamespace(
         tp_rank=rank,
         tp_size=size,
         pp_rank=0,
@@ -47,8 +42,17 @@ def prepare(rank: int, size: int) -> None:
         attn_cp_rank=0,
         attn_cp_size=1,
     )
+
+
+def prepare(rank: int, size: int) -> None:
+    """Let this process be one rank of a server that runs on the CPU."""
+    loaded = [m for name, m in sys.modules.items() if name.startswith("sglang.srt.")]
+    for module in loaded:
+        if vars(module).get("device_module") is torch.cuda:
+            module.device_module = torch.cpu
+    _use_python_hash()
     answers = {
-        "get_parallel": parallel,
+        "get_parallel": parallel(rank, size),
         "get_tensor_model_parallel_rank": rank,
         "get_tensor_model_parallel_world_size": size,
         "get_pipeline_model_parallel_rank": 0,

@@ -200,7 +200,10 @@ def test_a_green_run_writes_the_table(matrix):
     assert done.returncode == 0, done.stdout + done.stderr
     table = (matrix.root / "docs/support.md").read_text()
     assert "| SGLang | KV |\n| --- | --- |\n| 0.5.9 | pass |\n| 0.5.8 | pass |" in table
-    assert matrix.run("--sglang", "0.5.8").returncode == 0
+    done = matrix.run("--sglang", "0.5.8,newest")
+    assert done.returncode == 0
+    rows = [line.split() for line in done.stdout.splitlines()[-2:]]
+    assert [(row[0], row[-1]) for row in rows] == [("0.5.8", "ok"), ("0.5.9", "ok")]
 
 
 def test_a_red_row_names_its_first_difference(matrix):
