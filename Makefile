@@ -10,21 +10,25 @@ SANITIZE ?=
 SHORT  ?=
 PUBLISH ?=
 VARIANT ?= $(or $(SANITIZE),release)
+SGLANG ?=
+TESTS  ?=
+CANARY ?=
+RECORD ?=
 V      ?=
-SGLANG ?= 0.5.16
 PLAN   ?= all
 export V
 
 checkout = $(if $(UCM),--ucm "$(UCM)")
 venv     = build/venv/bin/python
+gpu_sglang = $(or $(SGLANG),0.5.16)
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test bench drift gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
+.PHONY: build demo test bench drift matrix gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG, PLAN=all|exact|two-ranks|clock with gpu-* | TO=REF | TOPIC= ISSUE= DRY=1 with pr | BUILD=1 with verify | V=1 tracebacks"
+	@echo "variables: UCM=DIR a UCM checkout (default build/ucm, fetched) | VARIANT=release|debug|asan|tsan (or SANITIZE=asan|tsan) with build | SGLANG=, TESTS=, CANARY=1, RECORD=1 with matrix | SGLANG=, PLAN=all|exact|two-ranks|clock with gpu-* | TO=REF | TOPIC= ISSUE= DRY=1 with pr | BUILD=1 with verify | V=1 tracebacks"
 
 apply:  ## put the series onto UCM, all or nothing
 	@$(PYTHON) scripts/apply.py $(checkout)
@@ -78,6 +82,10 @@ build/bench/site: ci/requirements/bench.txt | build
 drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
 	@$(venv) -m pytest tests/drift
 
+matrix: build  ## the connector on every pinned SGLang; SGLANG=newest or 0.5.22,0.5.16; TESTS=contract
+	@$(venv) scripts/matrix.py $(if $(CANARY),--canary) $(if $(RECORD),--record) \
+		--sglang "$(SGLANG)" --tests "$(TESTS)"
+
 # The unpatched base, built once: what it wrote must still be read, and the other way round.
 build/base/tree: UPSTREAM
 	@$(PYTHON) scripts/build.py --ucm "$$($(PYTHON) scripts/_pin.py)" --out build/base --only native
@@ -92,11 +100,11 @@ conformance: | prepared  ## the store's Python tests; VARIANT=asan or tsan for s
 	@ci/conformance.sh $(VARIANT)
 
 gpu-package: | prepared  ## pack what a GPU machine without network needs: SGLANG=0.5.16
-	@$(PYTHON) ci/gpu/pack.py --sglang $(SGLANG)
+	@$(PYTHON) ci/gpu/pack.py --sglang $(gpu_sglang)
 
 gpu-e2e:  ## serve models on the GPU of this machine and check what comes back from disk; ci/gpu/README.md
-	@test -f build/gpu/package/$(SGLANG).json || $(MAKE) --no-print-directory gpu-package
-	@$(PYTHON) ci/gpu/run.py --sglang $(SGLANG) --plan $(PLAN)
+	@test -f build/gpu/package/$(gpu_sglang).json || $(MAKE) --no-print-directory gpu-package
+	@$(PYTHON) ci/gpu/run.py --sglang $(gpu_sglang) --plan $(PLAN)
 
 gpu-tables:  ## write docs/gpu-tables.md anew from docs/data/gpu
 	@$(PYTHON) ci/gpu/report.py docs/data/gpu/*.jsonl.gz --page docs/gpu-tables.md
