@@ -22,6 +22,7 @@ from _support import check_row, write_table
 
 INTERFACE = _releases.DATA.parent / "interface.txt"
 TESTS = ROOT / "tests" / "matrix"
+LIMIT_S = 1200  # for the tests of a row; the longest takes a minute or two
 
 
 @dataclass
@@ -102,6 +103,36 @@ def check_record(pinned: list[Release], record: bool) -> None:
         )
 
 
+def check_tests(releases: list[Release], wanted: str) -> None:
+    """Every name must be a file's: pytest without a file would run the whole repository."""
+    known = sorted(path.stem[5:] for path in TESTS.glob("test_*.py"))
+    for place, names in [
+        ("TESTS=", [name for name in wanted.split(",") if name]),
+        *(
+            (f"tests of {r.version} in ci/matrix/releases.toml", r.tests)
+            for r in releases
+        ),
+    ]:
+        unknown = sorted(set(names) - set(known))
+        if unknown or not (names or place == "TESTS="):
+            raise Refusal(
+                f"{place}: not the names of tests",
+                expected=f"some of {', '.join(known)}",
+                found=", ".join(unknown) or "none",
+                next="edit ci/matrix/releases.toml, or correct TESTS=",
+                code=2,
+            )
+    for release in releases:
+        if wanted and not set(wanted.split(",")) & set(release.tests):
+            raise Refusal(
+                f"SGLang {release.version} has none of these tests",
+                expected=", ".join(release.tests),
+                found=wanted,
+                next="choose other TESTS= or SGLANG=",
+                code=2,
+            )
+
+
 def test(row: Row, wanted: str) -> None:
     """Run the row's tests in a Python of its own and read what pytest wrote down."""
     names = [n for n in row.release.tests if not wanted or n in wanted.split(",")]
@@ -113,14 +144,22 @@ def test(row: Row, wanted: str) -> None:
     command += [f"--basetemp={_releases.CACHE / 'tmp'}"]
     command += [str(TESTS / f"test_{name}.py") for name in names]
     where = {"env": _releases.environment(row.release), "cwd": ROOT}
-    done = subprocess.run(command, capture_output=True, text=True, **where)
     log = report.with_suffix(".txt")
-    log.write_text(done.stdout + done.stderr)
-    if not report.is_file():
-        row.failures.append(f"pytest did not run, see {log.relative_to(ROOT)}")
-        return
-    for case in ET.parse(report).iter("testcase"):
-        _count(row, case)
+    with open(log, "w") as file:
+        try:
+            done = subprocess.run(
+                command, stdout=file, stderr=file, timeout=LIMIT_S, **where
+            )
+            ended = f"ended with {done.returncode}" if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            ended = f"was stopped after {LIMIT_S} s"
+    if report.is_file():
+        for case in ET.parse(report).iter("testcase"):
+            _count(row, case)
+    # A crash at the very end, or no test at all, leaves no failing case behind.
+    if not row.failures and (ended or not row.passed):
+        what = f"pytest {ended}" if ended else "no test ran"
+        row.failures.append(f"{what}, see {log.relative_to(ROOT)}")
 
 
 def _count(row: Row, case: ET.Element) -> None:
@@ -167,8 +206,11 @@ def run_row(release: Release, pinned: list[Release], args: argparse.Namespace) -
     if release.tier == "canary":
         row.failures += [f"interface: {line}" for line in row.news[:1]]
     if not args.probe:
-        _releases.check_import(release)
-        test(row, args.tests)
+        try:
+            _releases.check_import(release)
+            test(row, args.tests)
+        except Refusal as refusal:
+            row.failures.append(f"{refusal}; {refusal.next}: {refusal.found}")
         if args.sglang and not args.tests:
             row.failures += check_row(release.version, row.cells)
     row.seconds = time.monotonic() - started
@@ -189,15 +231,19 @@ def main() -> int:
             found=f"no {BUILD / 'tree'}",
             next="make build",
         )
+    check_tests(releases, args.tests)
     check_record(pinned, args.record)
     for release in releases:  # whatever is refused is refused before any test runs
         _releases.fetch(release)
     rows = [run_row(release, pinned, args) for release in releases]
-    if len(rows) == len(pinned) and not args.tests and not args.probe:
+    red = [row for row in rows if row.failures]
+    if len(rows) == len(pinned) and not (red or args.tests or args.probe):
+        for row in rows:
+            for line in check_row(row.release.version, row.cells):
+                print(f"written anew: {line}")
         write_table({row.release.version: row.cells for row in rows})
     if rows:
         print(table(rows))
-    red = [row for row in rows if row.failures]
     if red:
         log = Path("build/matrix/results") / f"{red[0].release.version}.txt"
         print(f"next: read {log}, then docs/matrix.md")

@@ -178,7 +178,15 @@ def test_a_release_that_does_not_load(matrix):
     broken = matrix.wheel("0.5.9", **{CONTROLLER: "import no_such_package\n"})
     matrix.edit(matrix.hashes["0.5.9"], broken)
     matrix.recorded()
-    refused(matrix.run("--sglang", "0.5.9"), "cannot be imported", "no_such_package")
+    done = matrix.run()
+    assert done.returncode == 1
+    assert "no_such_package" in done.stdout and "edit packages in" in done.stdout
+    rows = {
+        line.split()[0]: line
+        for line in done.stdout.splitlines()
+        if "supported" in line
+    }
+    assert "cannot be imported" in rows["0.5.9"] and rows["0.5.8"].endswith("ok")
 
 
 def test_the_record_is_checked(matrix):
@@ -214,7 +222,6 @@ def test_a_red_row_names_its_first_difference(matrix):
     assert done.returncode == 1
     assert "test_contract::test_a_page: AssertionError: a page is gone" in done.stdout
     assert "next: read build/matrix/results/0.5.9.txt" in done.stdout
-    assert "| 0.5.9 | FAILED" in (matrix.root / "docs/support.md").read_text()
 
 
 def test_a_row_that_disagrees_with_the_table_is_red(matrix):
@@ -223,6 +230,42 @@ def test_a_row_that_disagrees_with_the_table_is_red(matrix):
     done = matrix.run("--sglang", "0.5.8")
     assert done.returncode == 1
     assert "docs/support.md is not: | 0.5.8 | pass |" in done.stdout
+
+
+CRASH = "import atexit, os\natexit.register(os._exit, 7)\n"
+
+
+def test_a_crash_after_the_last_test_is_red(matrix):
+    write(
+        matrix.recorded().root,
+        "tests/matrix/test_contract.py",
+        CRASH + TEST.format(claim="True"),
+    )
+    done = matrix.run("--sglang", "0.5.9")
+    assert done.returncode == 1 and "pytest ended with 7" in done.stdout
+
+
+def test_a_row_without_a_test_that_ran_is_red(matrix):
+    write(matrix.recorded().root, "tests/matrix/test_contract.py", "")
+    done = matrix.run("--sglang", "0.5.9")
+    assert done.returncode == 1 and "pytest ended with 5" in done.stdout
+
+
+def test_a_red_run_leaves_the_table(matrix):
+    write(matrix.recorded().root, "docs/support.md", "as it was")
+    write(matrix.root, "tests/matrix/test_contract.py", TEST.format(claim="False"))
+    assert matrix.run().returncode == 1
+    assert (matrix.root / "docs/support.md").read_text() == "as it was"
+
+
+def test_names_of_tests(matrix):
+    """An unknown one would leave pytest without a file, and it would run everything."""
+    matrix.recorded()
+    refused(
+        matrix.run("--tests", "contracts"), "TESTS=", "some of contract", "contracts"
+    )
+    matrix.edit('tests = ["contract"]', "tests = []")
+    refused(matrix.run(), "tests of 0.5.8", "some of contract", "none", EDIT)
 
 
 def test_canary(matrix):
