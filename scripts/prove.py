@@ -128,6 +128,8 @@ def examine(entry: Entry, parent: str, commit: str, known: dict) -> list[str]:
     if proof.test:
         switch(parent)
         added = [path for path in entry.overlay if path.startswith(TESTS)]
+        if proof.is_python:
+            added = [path for path in added if path in proof.test]
         if added:
             git(POINT, "checkout", "--quiet", commit, "--", *added)
         before = run_test(proof) if compile_point() else "does not build"

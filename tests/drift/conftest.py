@@ -26,13 +26,15 @@ def call(*words, cwd: Path, code: int = 0, **env: str) -> str:
     return done.stdout
 
 
-def edit(root: Path, edits: dict[str, list[tuple[str, str]]]) -> None:
-    """Replace one piece of text by another, each of which must be there."""
-    for path, pairs in edits.items():
+def edit(root: Path, edits: dict[str, list[tuple[str, ...]]]) -> None:
+    """Replace `(old, new)`, or what lies from `start` up to `stop` by the third of three."""
+    for path, pieces in edits.items():
         text = (root / path).read_text()
-        for old, new in pairs:
+        for old, *stop, new in pieces:
             assert old in text, f"{path} has no {old!r}"
-            text = text.replace(old, new, 1)
+            begin = text.index(old)
+            end = text.index(stop[0], begin) if stop else begin + len(old)
+            text = text[:begin] + new + text[end:]
         (root / path).write_text(text)
 
 

@@ -95,15 +95,29 @@ SOLUTIONS = {
             ),
         ],
     },
-    # Upstream's lookups stay on threads of their own; transfers are shared as the entry says.
-    "share-the-i-o-threads": {CC: [], HEADER: []},
+    # Upstream's prefix lookup had threads of its own in every store: the caller asks instead.
+    "share-the-i-o-threads": {
+        CC: [
+            ("    auto prefixSuccess =\n", "    return Status::OK();\n", ""),
+            (
+                "    std::shared_ptr<std::atomic<ssize_t>> firstFail;\n",
+                "}\n\nuint8_t SpaceManager::Lookup",
+                "    StallGuard::Scope io{layout_.Guard()};\n"
+                "    for (size_t i = 0; i < num; ++i, io.Next()) {\n"
+                "        if (!Lookup(blocks + i)) { return static_cast<ssize_t>(i) - 1; }\n"
+                "        if (hotnessTrackerEnable_) { hotnessTracker_.Touch(blocks[i]); }\n"
+                "    }\n"
+                "    return static_cast<ssize_t>(num) - 1;\n",
+            ),
+            ("void SpaceManager::OnLookupPrefix(", "}  // namespace", ""),
+        ],
+        HEADER: [
+            ("    struct PrefixLookupContext {\n", "private:\n", ""),
+            ("    ThreadPool<PrefixLookupContext>", "    size_t blockSize_", ""),
+            ("    void OnLookupPrefix(", "};\n", ""),
+        ],
+    },
 }
 
-# Tests that pin how our lookup spread over threads, and go with it: entry -> (file, test).
-UNPINNED = {
-    "lookup-per-key": (OURS, "SmallOnTheCallerSlowOnThePool"),
-    "share-the-i-o-threads": (
-        "ucm/store/test/case/posix/posix_worker_pool_test.cc",
-        "StoresShareTheirThreads",
-    ),
-}
+# The test that pins how our lookup spread over threads, and goes with it.
+UNPINNED = {"lookup-per-key": (OURS, "SmallOnTheCallerSlowOnThePool")}

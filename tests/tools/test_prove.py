@@ -16,6 +16,13 @@ from series_project import (
     write,
 )
 
+PYTEST = f"""import os
+from pathlib import Path
+
+def test_line():
+    text = (Path(os.environ["UCM_TREE"]) / "{ENGINE}").read_text()
+    assert "engine_line_5(int n)" in text
+"""
 FOLDER = "ucm/store/test/case/posix"
 
 
@@ -161,3 +168,20 @@ def test_goes_on_where_it_stopped(project: Project, ucm: Path):
 def test_another_series_is_applied(project: Project, ucm: Path):
     entry(ucm, 5, "UCPosix5Test", case=case(5))
     refused(project.run("prove"), "this series is not applied", "make apply")
+
+
+def test_a_gtest_is_not_added_for_pytest(project: Project, ucm: Path):
+    """An entry's gtest may need its API, while its proof is a Python test of the fault."""
+    write(project.root, "tests/test_line.py", PYTEST)
+    text = case(5) + f"\n// NEEDS {ENGINE} line_5(int n)"
+    entry(ucm, 5, "tests/test_line.py", case=text)
+    refresh(project, ucm)
+    assert walk(project) == [["0001", "fails: 1 of 1", "passes: 1", "passes: 1", "ok"]]
+
+
+def test_pytest_that_cannot_be_imported_is_no_proof(project: Project, ucm: Path):
+    write(project.root, "tests/test_line.py", "import not_there_yet\n" + PYTEST)
+    entry(ucm, 5, "tests/test_line.py", case=case(5))
+    refresh(project, ucm)
+    rows = walk(project, code=1)
+    assert rows[0][1] == "cannot be imported" and rows[0][-1] != "ok"
