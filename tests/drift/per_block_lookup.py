@@ -117,6 +117,22 @@ SOLUTIONS = {
             ("    void OnLookupPrefix(", "};\n", ""),
         ],
     },
+    "when-nothing-else-can-fail": {
+        CC: [
+            (
+                "    s = tempSweeper_.Start(layout_.TempFolders(), config.timeoutMs);\n"
+                "    if (s.Failure()) [[unlikely]] { return s; }\n",
+                "",
+            ),
+            (
+                "    return Status::OK();\n}\n",
+                "    // Last, so that a store which is refused leaves nothing behind.\n"
+                "    s = layout_.MakeFolders();\n"
+                "    if (s.Failure()) [[unlikely]] { return s; }\n"
+                "    return tempSweeper_.Start(layout_.TempFolders(), config.timeoutMs);\n}\n",
+            ),
+        ],
+    },
 }
 
 # The test that pins how our lookup spread over threads, and goes with it.
