@@ -135,6 +135,10 @@ def header_faults(header: Header) -> list[str]:
         count = len(header.trailers.get(key, []))
         if count != 1:
             faults.append(f"trailer {key} is there {count} times, expected once")
+    if "[Bugfix]" in header.subject and not header.trailers.get("Proof"):
+        faults.append(
+            "a [Bugfix] without a trailer Proof, the test that shows the fault"
+        )
     return faults
 
 

@@ -64,11 +64,14 @@ def replace(repo: Path, path: str, old: str, new: str) -> None:
     write(repo, path, text.replace(old, new, 1))
 
 
-def message(subject: str, topic: str = "hicache-v2") -> str:
+def message(
+    subject: str, topic: str = "hicache-v2", proof: str | None = "UCPosixShortTest"
+) -> str:
+    proof = f"Proof: {proof}\n" if proof else ""
     return (
         f"{subject}\n\nWhy: a user sees it go wrong.\n\nWhat: it is changed.\n\n"
         f"To test: run it; it printed 1 before.\n\n"
-        f"Topic: {topic}\nForwarded: no\nDrop-When: UCM has it\n"
+        f"Topic: {topic}\n{proof}Forwarded: no\nDrop-When: UCM has it\n"
     )
 
 

@@ -63,7 +63,7 @@ def ucm(project: Project) -> Path:
 
 
 def land(ucm: Path, subject: str, topic: str, proof: str) -> None:
-    text = message(subject, topic).replace("\nForw", f"\nProof: {proof}\nForw")
+    text = message(subject, topic, proof)
     git(ucm, "add", "-A")
     git(ucm, "commit", "-q", "-F", "-", text=text)
 
@@ -197,7 +197,7 @@ def test_clang_format_looks_at_changed_lines_only(project: Project, ucm: Path):
 def test_an_entry_without_a_test(project: Project, ucm: Path):
     replace(ucm, ENGINE, "engine_line_35()", "engine_line_35(int n)")
     git(ucm, "add", "-A")
-    text = message("[Bugfix] Count without a test", "engine")
+    text = message("[Bugfix] Count without a test", "engine", None)
     git(ucm, "commit", "-q", "-F", "-", text=text)
     out = make_pr(project, ucm, "engine", code=1)
     assert "FAIL  a test named: 0004-count-without-a-test.patch" in out

@@ -39,9 +39,7 @@ def entry(ucm: Path, number: int, proof: str | None, *, kind="Bugfix", case="") 
     if case:
         path = f"{FOLDER}/posix_{number}_test.cc"
         write(ucm, path, f"{LICENCE.replace('#', '//')}{case}\n")
-    text = message(f"[{kind}] Change line {number}", "posix-store")
-    if proof:
-        text = text.replace("\nForwarded:", f"\nProof: {proof}\nForwarded:")
+    text = message(f"[{kind}] Change line {number}", "posix-store", proof)
     git(ucm, "add", "-A")
     git(ucm, "commit", "-q", "-F", "-", text=text)
 

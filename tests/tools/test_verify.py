@@ -111,6 +111,7 @@ def test_list_bad_file_name(project: Project):
         ("To test: run", "Test: run", "'To test: '"),
         ("Topic: posix-store\n", "", "trailer Topic is there 0 times"),
         ("Forwarded: no\n", "", "trailer Forwarded is there 0 times"),
+        ("Proof: UCPosixShortTest\n", "", "a [Bugfix] without a trailer Proof"),
         ("Drop-When: UCM has it\n", "", "trailer Drop-When is there 0 times"),
         ("Forwarded: no\n", "Forwarded: no\nForwarded: no\n", "there 2 times"),
     ],
