@@ -185,10 +185,10 @@ class Controller:
 
     # ---- write ----
 
-    def write(self, slots: dict[str, Slots], hashes: list[str]) -> None:
+    def write(self, slots: dict[str, Slots], hashes: list[str], nodes=NODES) -> None:
         """Back up the nodes as the tree does; returns when SGLang has acknowledged all."""
         first = 0
-        for count in NODES:
+        for count in nodes:
             end = first + count
             extra = list(self._backup(slots, hashes, first, end))
             pools = {"extra_pools": extra} if extra else {}

@@ -12,7 +12,7 @@ from pathlib import Path
 import controller
 import recorded_store
 import torch
-from mixes import RANK_MIXES
+from mixes import NODES, RANK_MIXES
 from storage import lose, storage_options
 
 
@@ -54,7 +54,7 @@ def run(scenario: dict, rank: int, folder: Path) -> dict:
         mix.refill(name, slots, seed=100 * (rank + 1))
     written = mix.contents(slots)
     torch.distributed.barrier()
-    writer.write(slots, hashes)
+    writer.write(slots, hashes, scenario.get("nodes", NODES))
     torch.distributed.barrier()
     for loss in scenario.get("losses", []):
         if loss["rank"] == rank:

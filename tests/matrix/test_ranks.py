@@ -35,6 +35,15 @@ SCENARIOS = {
             {"rank": 1, "pool": "mamba", "page": 3},
         ],
     },
+    "ends that meet below": {
+        "mix": "KV + MAMBA",
+        "sharded": ["kv", "mamba"],
+        "nodes": [2, 2, 2],
+        "losses": [
+            {"rank": 0, "pool": "mamba", "page": 5},
+            {"rank": 1, "pool": "mamba", "page": 3},
+        ],
+    },
 }
 
 
@@ -52,7 +61,12 @@ def run_ranks(size: int, names: list[str]) -> dict[str, list[dict]]:
             )
             for rank in range(size)
         ]
-        done = [rank.communicate(timeout=240) for rank in ranks]
+        try:
+            done = [rank.communicate(timeout=240) for rank in ranks]
+        finally:
+            for rank in ranks:  # one that waits for another would wait on
+                rank.kill()
+                rank.wait()
     for rank, (_, errors) in zip(ranks, done, strict=True):
         assert rank.returncode == 0, errors[-3000:]
     said = [json.loads(out.splitlines()[-1]) for out, _ in done]
@@ -140,24 +154,39 @@ def test_disagreeing_restorable_sets_meet(seen):
     assert all(first["right"].values()) and all(second["right"].values())
 
 
-def test_restorable_sets_that_do_not_meet(seen):
-    """{4} and {6}: nothing from 0.5.23 on. Before, SGLang takes 4 and drops what fails."""
-    first, second = seen("ends that do not meet")
-    assert first["hit"] == second["hit"]
-    if first["hit"]:
-        assert (first["hit"], first["asked"]["mamba"]) == (4, [3])
-        # Up to 0.5.12 SGLang lines the state up with its own hit, not with the common one:
-        # it asks rank 1 for the state of six pages beside four pages of KV.
-        assert second["asked"]["mamba"] in ([3], [5])
-        assert second["counts"]["mamba"] == (second["asked"]["mamba"] == [5])
+@pytest.mark.parametrize(
+    "name, common", [("ends that do not meet", 0), ("ends that meet below", 2)]
+)
+def test_the_longest_end_is_not_common(seen, release, name, common):
+    """{4} and {6}, {2, 4} and {2, 6}: from 0.5.23 on SGLang takes what both can restore.
+
+    Before it takes the smaller of the longest, 4, and rank 1 misses the state of four pages.
+    """
+    first, second = seen(name)
+    if release["number"] >= [0, 5, 23]:
+        assert first["hit"] == second["hit"] == common
+        wanted = [common - 1] if common else []
+        for rank in (first, second):
+            assert rank["asked"].get("mamba", []) == wanted
+            assert rank["counts"].get("mamba", 0) == len(wanted)
+            assert all(rank["right"].values())
+        return
+    assert first["hit"] == second["hit"] == 4
+    assert first["asked"]["mamba"] == [3]
 
 
-def test_sglang_asks_for_the_page_of_the_common_hit(seen, release):
-    """Its own fault up to 0.5.12, and one that no storage backend sees."""
-    if release["number"] <= [0, 5, 12]:
-        pytest.xfail("SGLang up to 0.5.12 asks before the ranks have agreed")
-    _, second = seen("ends that do not meet")
-    assert second["asked"].get("mamba", [3]) == [3]
+@pytest.mark.parametrize("name", ["ends that do not meet", "ends that meet below"])
+def test_which_state_is_asked_of_the_rank_that_has_more(seen, release, name):
+    """Up to 0.5.12 SGLang lines the state up with the rank's own hit, not with the common one:
+
+    it asks rank 1 for the state of six pages beside four pages of KV, and gets it.
+    """
+    if release["number"] >= [0, 5, 23]:
+        pytest.skip("nothing that one rank lacks is asked for there")
+    _, second = seen(name)
+    early = release["number"] <= [0, 5, 12]
+    assert second["asked"]["mamba"] == ([5] if early else [3])
+    assert second["counts"]["mamba"] == (1 if early else 0)
 
 
 def test_no_thread_outlives_a_rank(two):
