@@ -7,6 +7,7 @@ that is here, decided by what the release has, never by its number.
 import hashlib
 import importlib
 import inspect
+import json
 import queue
 import sys
 import threading
@@ -25,6 +26,22 @@ from recorded_store import calls
 
 WAIT_S = 30.0
 PLACEHOLDER = "__placeholder__"
+
+
+def cache_arguments(extra_config: dict) -> dict:
+    """The server's arguments with which a tree asks for our storage."""
+    return {
+        "hicache_storage_backend": "dynamic",
+        "hicache_storage_backend_extra_config": json.dumps(extra_config),
+        "hicache_size": 0,
+        "hicache_io_backend": "kernel",
+        "hicache_mem_layout": "page_first",
+        "hicache_write_policy": "write_through",
+        "hicache_host_memory_mode": "cache",
+        "served_model_name": "org/model",
+        "page_size": PAGE,
+        "kv_cache_dtype": "auto",
+    }
 
 
 def parallel(rank: int, size: int) -> SimpleNamespace:

@@ -5,7 +5,6 @@ pinning host memory. Everything else is SGLang's own: pools, allocators, tree, c
 """
 
 import importlib
-import json
 import sys
 import time
 from array import array
@@ -57,20 +56,9 @@ def first_module(*names):
 
 def arguments(extra_config) -> Arguments:
     return Arguments(
-        hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=json.dumps(
-            {**extra_config, "prefetch_threshold": PAGE}
-        ),
+        **controller.cache_arguments({**extra_config, "prefetch_threshold": PAGE}),
         hicache_storage_prefetch_policy="wait_complete",
         hicache_ratio=2.0,
-        hicache_size=0,
-        hicache_io_backend="kernel",
-        hicache_mem_layout="page_first",
-        hicache_write_policy="write_through",
-        hicache_host_memory_mode="cache",
-        served_model_name="org/model",
-        page_size=PAGE,
-        kv_cache_dtype="auto",
         radix_eviction_policy="lru",
     )
 

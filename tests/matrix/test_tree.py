@@ -1,14 +1,13 @@
 """Which pools SGLang's own radix trees bring to a storage backend, and which we turn down."""
 
 import importlib
-import json
 from importlib.util import find_spec
 from types import SimpleNamespace
 
 import host_pools
 import pytest
 import torch
-from controller import Controller, device_pool
+from controller import Controller, cache_arguments, device_pool
 from mixes import MIXES
 
 SERVED = "SGLang {} brings it to storage: test_controller.py moves it"
@@ -25,20 +24,11 @@ class Reached(Exception):
 def server(extra_config) -> SimpleNamespace:
     """The server's arguments that the trees read: storage is asked for."""
     return SimpleNamespace(
-        hicache_storage_backend="dynamic",
-        hicache_storage_backend_extra_config=json.dumps(extra_config),
+        **cache_arguments(extra_config),
         hicache_storage_prefetch_policy="timeout",
         hicache_ratio=1.0,
-        hicache_size=0,
-        hicache_io_backend="kernel",
-        hicache_mem_layout="page_first",
-        hicache_write_policy="write_through",
-        served_model_name="org/model",
         extra_metric_labels=None,
-        kv_cache_dtype="auto",
-        hicache_host_memory_mode="cache",
         file_storage_path=None,
-        page_size=host_pools.PAGE,
     )
 
 
