@@ -28,6 +28,7 @@
       interface_v1: true                        needed by SGLang to use the zero-copy calls
       kv_connector_extra_config                 or from the YAML file UNIFIEDCACHE_CONFIG_FILE
         ucm_connector_name, ucm_connector_module_path
+        metrics_config_path                     optional: UCM's own metrics, as with vLLM
         ucm_connector_config
           storage_backends                      "/mnt/a:/mnt/b" or ["/mnt/a", "/mnt/b"]
           namespace                             optional: keeps deployments apart
@@ -65,13 +66,18 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class HicacheConfig:
-    """Checked configuration. backends: folders of this namespace, one per storage backend."""
+    """Checked configuration. backends: folders of this namespace, one per storage backend.
+
+    namespace: "" where folders are shared with every other deployment.
+    """
 
     connector_name: str
     module_path: str | None
     backends: list[str]
     options: dict[str, Any]
     device_id: int = 0
+    namespace: str = ""
+    metrics_config_path: str = ""
 
     def anchor_store(self, layout: PageLayout) -> dict[str, Any]:
         """Options of the primary store: the operator's own, with the sizes of a page."""
@@ -143,7 +149,15 @@ def load_config(storage_config: Any) -> HicacheConfig:
         # The prefix keeps the folder apart from the v1 store's hexadecimal ones.
         backends = [os.path.join(path, f"ns-{namespace}") for path in backends]
     module_path = section.get("ucm_connector_module_path")
-    return HicacheConfig(name, module_path, backends, options, _local_rank())
+    return HicacheConfig(
+        name,
+        module_path,
+        backends,
+        options,
+        _local_rank(),
+        namespace,
+        _metrics_config(section.get("metrics_config_path")),
+    )
 
 
 def _bad(key: str, found: Any, form: str, example: str) -> ValueError:
@@ -237,6 +251,19 @@ def _namespace(value: Any) -> str:
             value,
             "letters, digits, '_', '.' or '-'",
             '"llama-rev2-fp8"',
+        )
+    return value
+
+
+def _metrics_config(value: Any) -> str:
+    if not value:
+        return ""
+    if not isinstance(value, str) or not os.path.isfile(value):
+        raise _bad(
+            "kv_connector_extra_config.metrics_config_path",
+            value,
+            "a YAML file that names metrics",
+            '"examples/metrics/sglang_hicache_metrics.yaml"',
         )
     return value
 

@@ -142,10 +142,13 @@ class KeyScheme:
     def anchor_suffix(self) -> str:
         return self.model + self.topology
 
+    def owner(self, replicated: bool) -> int:
+        """The TP rank that writes the pages this rank reads."""
+        return 0 if replicated else self.tp_rank
+
     def sidecar_suffix(self, name: str, replicated: bool) -> str:
-        owner = 0 if replicated else self.tp_rank
         return (
-            f"{self.model}__v2_tp_{owner}_{self.tp_size}"
+            f"{self.model}__v2_tp_{self.owner(replicated)}_{self.tp_size}"
             f"__pool_{name}__component_0{self.topology}"
         )
 

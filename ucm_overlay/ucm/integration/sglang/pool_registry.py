@@ -81,7 +81,7 @@ class PoolRegistry:
             return store
         replicated = self._is_replicated(name, pool)
         store = self._factory.open_sidecar(name, pool, replicated)
-        self._tell(store)
+        self._name_dropped_options()
         # In this order: no reader may miss the pool in both.
         self._replace({**self._stores, name: store})
         self._refused.pop(name, None)
@@ -106,6 +106,9 @@ class PoolRegistry:
 
     def names(self) -> list[str]:
         return list(self._stores)
+
+    def stores(self) -> list[PoolStore]:
+        return list(self._stores.values())
 
     def note_sources(self, transfers: Sequence[Any]) -> None:
         """Remember whose indices a pool uses; later releases do not always say."""
@@ -153,15 +156,7 @@ class PoolRegistry:
             )
         return False
 
-    def _tell(self, store: PoolStore) -> None:
-        logger.info(
-            "L3 pool %s: pages of %d x %d bytes, %s, in %s",
-            store.name,
-            store.layout.component_count,
-            store.layout.component_size,
-            "flattened" if store.layout.flattened else "zero-copy",
-            ", ".join(store.folders),
-        )
+    def _name_dropped_options(self) -> None:
         dropped = self._factory.config.gc_options
         if dropped and not self._gc_options_named:
             self._gc_options_named = True

@@ -49,6 +49,7 @@ from ucm.integration.sglang.page_layout import (
     page_slots,
     probe,
 )
+from ucm.integration.sglang.pool_stats import Exporter, PoolStats
 from ucm.integration.sglang.staging import StagingPages
 from ucm.store.ucmstore_v1 import UcmKVStoreBaseV1
 
@@ -58,6 +59,19 @@ Finish = Callable[[], list[bool]]
 
 _STAGING_TIMEOUT_S = 30.0
 _LOG_INTERVAL_S = 10.0
+# The store names an error as errno(3) does.
+_ADVICE = {
+    "ENOSPC": "free space; `python -m ucm.integration.sglang.hicache prune` can",
+    "EDQUOT": "raise the quota of the server's user",
+    "EMFILE": "raise `ulimit -n`",
+    "ENFILE": "raise fs.file-max",
+    "EACCES": "let the server's user read and write the folder",
+    "EROFS": "remount the folder for writing, or expect no new pages",
+    "EIO": "look at the device",
+    "ESTALE": "mount the folder again",
+    "stalled": "look at the device or mount",
+    "gave up": "look at the device or mount; `timeout_ms` is how long a call waits",
+}
 
 
 class PoolStore:
@@ -71,6 +85,7 @@ class PoolStore:
         page_format: PageFormat,
         suffix: str,
         store: Any,
+        exporters: Sequence[Exporter] = (),
     ):
         self.name = name
         self.pool = pool
@@ -81,28 +96,43 @@ class PoolStore:
         options = getattr(store, "config", {})
         self.folders = list(options.get("storage_backends", []))
         self._direct = bool(options.get("io_direct"))
-        self._failures = FailureLog(f"{name} in {', '.join(self.folders)}")
+        self.stats = PoolStats(name, layout.page_bytes, exporters)
+        place = (
+            f"{name} in {', '.join(self.folders)} ({layout.page_bytes} bytes a page)"
+        )
+        self._failures = FailureLog(place, self.stats.error)
 
     def presence(self, keys: Sequence[str]) -> np.ndarray:
         """bool [len(keys)]: which pages the store holds whole; all False on an error."""
         if not keys:
             return np.zeros(0, dtype=bool)
+        began = time.perf_counter()
         try:
             found = np.asarray(self.store.lookup(self.ids(keys)), dtype=bool)
             if found.shape != (len(keys),):
                 raise RuntimeError(f"{len(keys)} keys got {found.size} answers")
-            return found
         except Exception as e:
-            self._failures.report("lookup", len(keys), len(keys), e)
+            self._lookup_failed(len(keys), e)
             return np.zeros(len(keys), dtype=bool)
+        self.stats.looked_up(len(keys), int(found.sum()), began)
+        return found
 
     def leading_pages(self, keys: Sequence[str]) -> int:
         """Pages before the first one that the store lacks; 0 on an error."""
-        try:
-            return self.store.lookup_on_prefix(self.ids(keys)) + 1 if keys else 0
-        except Exception as e:
-            self._failures.report("lookup", len(keys), len(keys), e)
+        if not keys:
             return 0
+        began = time.perf_counter()
+        try:
+            pages = self.store.lookup_on_prefix(self.ids(keys)) + 1
+        except Exception as e:
+            self._lookup_failed(len(keys), e)
+            return 0
+        self.stats.looked_up(len(keys), pages, began)
+        return pages
+
+    def _lookup_failed(self, pages: int, cause: Exception) -> None:
+        self.stats.lookup_failed(pages)
+        self._failures.report("lookup", pages, pages, cause)
 
     def ids(self, keys: Sequence[str]) -> list[bytes]:
         return block_ids(keys, self._suffix)
@@ -147,12 +177,20 @@ class PoolStore:
     def _start(self, op: str, keys: Sequence[str], host_indices) -> Finish:
         if not keys:
             return list
+        began = time.perf_counter()
         try:
             slots = page_slots(self.layout, host_indices, len(keys))
-            return self._submit(op, keys, slots)
+            finish = self._submit(op, keys, slots)
         except Exception as e:
             self._failures.report(op, len(keys), len(keys), e)
-            return partial(_all_failed, len(keys))
+            finish = partial(_all_failed, len(keys))
+        return partial(self._count, op, finish, began)
+
+    def _count(self, op: str, finish: Finish, began: float) -> list[bool]:
+        done = finish()
+        count = self.stats.loaded if op == "get" else self.stats.stored
+        count(done, began)
+        return done
 
     def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
         raise NotImplementedError
@@ -322,13 +360,17 @@ class BlockError(RuntimeError):
 class FailureLog:
     """One line per failed call, at most one per operation and interval."""
 
-    def __init__(self, pool: str):
+    def __init__(self, pool: str, listener: Callable[[str], None] | None = None):
         self._pool = pool
+        self._listener = listener
         self._lock = threading.Lock()
         self._last = {}
         self._hidden = {}
 
     def report(self, op: str, failed: int, pages: int, cause: Exception | None) -> None:
+        text = str(cause) if isinstance(cause, BlockError) else repr(cause)
+        if self._listener is not None:
+            self._listener(f"{op}: {text}")
         now = time.monotonic()
         with self._lock:
             if now - self._last.get(op, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
@@ -338,14 +380,20 @@ class FailureLog:
             hidden = self._hidden.pop(op, 0)
         more = f" ({hidden} like this were not logged)" if hidden else ""
         logger.error(
-            "L3 %s failed for %d of %d pages of pool %s: %s%s",
+            "L3 %s failed for %d of %d pages of pool %s: %s%s%s",
             op,
             failed,
             pages,
             self._pool,
-            cause if isinstance(cause, BlockError) else repr(cause),
+            text,
+            _advice(text),
             more,
         )
+
+
+def _advice(text: str) -> str:
+    """What an operator can do; "" where nothing is sure."""
+    return next((f"; {do}" for name, do in _ADVICE.items() if name in text), "")
 
 
 def wait_blocks(store: Any, task: Any, pages: int) -> list[bool]:

@@ -27,7 +27,7 @@
 import re
 from dataclasses import fields
 from importlib import import_module
-from typing import Any
+from typing import Any, Optional
 
 SUPPORTED = "SGLang 0.5.10 to 0.5.23"
 
@@ -90,3 +90,12 @@ def hit_result(result_class: type, boundaries: dict[str, int], ends: list[int]) 
     if any(field.name == "restorable_prefix_pages" for field in fields(result_class)):
         result.restorable_prefix_pages = ends
     return result
+
+
+def storage_metrics() -> Optional[Any]:
+    """An empty StorageMetrics; None where this SGLang has none."""
+    try:
+        module = import_module("sglang.srt.observability.metrics_collector")
+    except ImportError:
+        return None
+    return module.StorageMetrics()

@@ -24,6 +24,8 @@
 #
 """Opens the store of one pool: claims its folders, creates it, and undoes both on failure."""
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ucm.integration.sglang import format_marker, sglang_release
@@ -31,6 +33,7 @@ from ucm.integration.sglang.format_marker import PageFormat
 from ucm.integration.sglang.hicache_config import HicacheConfig
 from ucm.integration.sglang.hicache_keys import KeyScheme
 from ucm.integration.sglang.page_layout import LayoutError, PageLayout, probe
+from ucm.integration.sglang.pool_stats import Exporter
 from ucm.integration.sglang.pool_store import (
     AnchorStore,
     FlattenedPoolStore,
@@ -39,6 +42,8 @@ from ucm.integration.sglang.pool_store import (
 )
 from ucm.store.factory_v1 import UcmConnectorFactoryV1
 
+logger = logging.getLogger(__name__)
+
 KV = "kv"
 MAMBA = "mamba"
 
@@ -46,9 +51,15 @@ MAMBA = "mamba"
 class StoreFactory:
     """Makes every store of one deployment. Each call raises ValueError with the reason."""
 
-    def __init__(self, config: HicacheConfig, keys: KeyScheme):
+    def __init__(
+        self,
+        config: HicacheConfig,
+        keys: KeyScheme,
+        exporters: Sequence[Exporter] = (),
+    ):
         self.config = config
         self.keys = keys
+        self._exporters = exporters
 
     def open_anchor(self, pool: Any) -> PoolStore:
         """The primary KV's store: v1 keys, folders and options."""
@@ -60,14 +71,16 @@ class StoreFactory:
         layout = probe(pool, KV)
         options = self.config.anchor_store(layout)
         suffix = self.keys.anchor_suffix()
-        return self._open(AnchorStore, KV, pool, layout, suffix, options)
+        owner = self.keys.owner(self.keys.replicated)
+        return self._open(AnchorStore, KV, pool, layout, suffix, owner, options)
 
     def open_sidecar(self, name: str, pool: Any, replicated: bool) -> PoolStore:
         """A store of its own, below the namespace that pool name and page size make."""
         layout = probe(pool, name, flattened=name == MAMBA)
         options = self.config.sidecar_store(name, layout)
         suffix = self.keys.sidecar_suffix(name, replicated)
-        return self._open(ZeroCopyPoolStore, name, pool, layout, suffix, options)
+        owner = self.keys.owner(replicated)
+        return self._open(ZeroCopyPoolStore, name, pool, layout, suffix, owner, options)
 
     def _open(
         self,
@@ -76,6 +89,7 @@ class StoreFactory:
         pool: Any,
         layout: PageLayout,
         suffix: str,
+        owner: int,
         options: dict[str, Any],
     ) -> PoolStore:
         """Markers first, so that no block is ever without one."""
@@ -85,12 +99,20 @@ class StoreFactory:
         try:
             # No local may hold the native store: UCM's logger keeps its callers' frames
             # alive, and with them threads that close() is to end.
-            return kind(
-                name, pool, layout, page_format, suffix, self._create(name, options)
+            opened = kind(
+                name,
+                pool,
+                layout,
+                page_format,
+                suffix,
+                self._create(name, options),
+                self._exporters,
             )
         except BaseException:
             format_marker.release(made)
             raise
+        _tell(opened, owner, options)
+        return opened
 
     def _create(self, name: str, options: dict[str, Any]) -> Any:
         """The native store; an error tells the pool, the cause and the threads it wants."""
@@ -104,3 +126,20 @@ class StoreFactory:
                 f"up to {options.get('posix_data_trans_concurrency', 128)} threads, which the "
                 "stores of a process share (option posix_data_trans_concurrency)"
             ) from e
+
+
+def _tell(store: PoolStore, owner: int, options: dict[str, Any]) -> None:
+    layout = store.layout
+    logger.info(
+        "L3 pool %s: pages of %d x %d = %d bytes, %s, engine %s, direct I/O %s, "
+        "owner rank %d, in %s",
+        store.name,
+        layout.component_count,
+        layout.component_size,
+        layout.page_bytes,
+        "flattened" if layout.flattened else "zero-copy",
+        options.get("posix_io_engine", "psync"),
+        "on" if options.get("io_direct") else "off",
+        owner,
+        ", ".join(store.folders),
+    )

@@ -59,6 +59,8 @@ WorkerPool::Lane::~Lane()
 {
     if (!pool_) { return; }
     Lock lock{pool_->mutex_};
+    Staff();
+    if (pool_->left_ == this) { pool_->left_ = nullptr; }
     const auto idle = [this] { return running_ == 0 && jobs_.empty(); };
     while (!idle_.wait_for(lock, std::chrono::milliseconds(StuckMs), idle)) { Staff(); }
     pool_->lanes_.remove(this);
@@ -67,8 +69,17 @@ WorkerPool::Lane::~Lane()
 void WorkerPool::Lane::Push(JobPtr job, size_t steps)
 {
     std::lock_guard<std::mutex> lock{pool_->mutex_};
+    pool_->StaffLeft();
     jobs_.push_back(std::move(job));
     Staff(steps);
+}
+
+void WorkerPool::Lane::Leave(JobPtr job)
+{
+    std::lock_guard<std::mutex> lock{pool_->mutex_};
+    pool_->StaffLeft();
+    jobs_.push_back(std::move(job));
+    pool_->left_ = this;
 }
 
 void WorkerPool::Lane::Staff(size_t wanted)
@@ -81,6 +92,11 @@ void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goO
 {
     Lock lock{pool_->mutex_};
     const auto found = std::find_if(jobs_.begin(), jobs_.end(), [&](auto& j) { return match(*j); });
+    // A job that was left is the last of its lane: this thread does it, or wakes one for it.
+    if (pool_->left_ == this && found != jobs_.end() && *found == jobs_.back()) {
+        pool_->left_ = nullptr;
+    }
+    pool_->StaffLeft();
     if (found == jobs_.end()) { return; }
     const auto job = *found;
     while (running_ < limit_ && goOn() &&
@@ -95,6 +111,7 @@ void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goO
 void WorkerPool::Lane::Kick()
 {
     std::lock_guard<std::mutex> lock{pool_->mutex_};
+    pool_->StaffLeft();
     Staff();
 }
 
@@ -165,6 +182,11 @@ void WorkerPool::Staff(size_t wanted)
         UC_WARN("Failed({}) to add to {} I/O threads: go on with them.", s, workers_.size());
         return;
     }
+}
+
+void WorkerPool::StaffLeft()
+{
+    if (left_) { std::exchange(left_, nullptr)->Staff(1); }
 }
 
 /** The lane that has waited longest among those with work for one more thread. */

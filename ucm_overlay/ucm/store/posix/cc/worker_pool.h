@@ -67,6 +67,8 @@ public:
         size_t Limit() const { return limit_; }
         /** `steps`: how many threads the job can use. */
         void Push(JobPtr job, size_t steps);
+        /** Wakes no thread for the job: Help(), Kick() or the pool's next job sees to it. */
+        void Leave(JobPtr job);
         /** The calling thread serves the job that matches too, where the limit leaves room. */
         void Help(const Match& match, const std::function<bool()>& goOn);
         /** Looks whether threads are missing, for some that are there have got stuck. */
@@ -99,6 +101,7 @@ private:
     static std::shared_ptr<WorkerPool> Shared(const std::vector<ssize_t>& cores);
     Status StartOne();
     void Staff(size_t wanted);
+    void StaffLeft();
     Lane* NextLane();
     static void Serve(Lane& lane, Lane::JobPtr job, Lock& lock);
     void Loop(Worker& self);
@@ -107,6 +110,7 @@ private:
     std::mutex mutex_;
     std::condition_variable work_;
     std::list<Lane*> lanes_;
+    Lane* left_{nullptr};  // has a job that no thread was woken for
     std::list<Worker> workers_;
     size_t nIdle_{0};
     size_t nWoken_{0};  // of the idle ones, that have not noticed yet

@@ -103,6 +103,7 @@ TEST_F(UCPosixTimeoutTest, AQueuedLoadDoesNotWaitForOthers)
     ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
     Gate gate{Op::READ};
     auto stuck = store->Load(MakeDesc({blocks[0]}, to)).Value();
+    ASSERT_EQ(store->Check(stuck).Value(), false);
     gate.AwaitHeld(1);
     auto queued = store->Load(MakeDesc({blocks[1]}, to)).Value();
     const auto start = NowTime::Now();
@@ -149,6 +150,7 @@ TEST_F(UCPosixTimeoutTest, AStalledStoreRefusesAndRecovers)
     ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
     Gate gate{Op::READ};
     auto task = store->Load(MakeDesc({blocks[0]}, to)).Value();
+    ASSERT_EQ(store->Check(task).Value(), false);
     gate.AwaitHeld(1);
     ASSERT_EQ(Contains(*store, blocks), true);
     IoFault::SleepMs(2 * kTimeoutMs);  // nobody waits for the task, yet it is overdue

@@ -107,6 +107,81 @@ TEST_F(UCPosixWorkerPoolTest, ARemovedJobTakesNoFurtherStep)
     ASSERT_EQ(job->done, done);
 }
 
+TEST_F(UCPosixWorkerPoolTest, ALeftJobIsDoneByWhoComesFirst)
+{
+    WorkerPool::Lane lane, other;
+    ASSERT_EQ(lane.Setup(2, {}), UC::Status::OK());
+    ASSERT_EQ(other.Setup(2, {}), UC::Status::OK());
+    IoFault::SleepMs(20);  // the pool's first thread has found nothing to do by then
+    const auto leave = [&] {
+        auto job = std::make_shared<CountingJob>(1);
+        lane.Leave(job);
+        return job;
+    };
+    const auto awaitDone = [](const CountingJob& job) {
+        const auto start = UC::NowTime::Now();
+        while (job.done == 0 && UC::NowTime::Now() - start < 10) { IoFault::SleepMs(1); }
+        return job.done.load();
+    };
+    auto job = leave();
+    IoFault::SleepMs(20);
+    ASSERT_EQ(job->done, 0);  // no thread was woken
+    lane.Help([&](const Job& one) { return &one == job.get(); }, [] { return true; });
+    ASSERT_EQ(job->done, 1);
+    job = leave();
+    lane.Kick();
+    ASSERT_EQ(awaitDone(*job), 1);
+    job = leave();
+    other.Push(std::make_shared<CountingJob>(1), 1);
+    ASSERT_EQ(awaitDone(*job), 1);
+    job = leave();
+    other.Leave(std::make_shared<CountingJob>(1));
+    ASSERT_EQ(awaitDone(*job), 1);
+    job = leave();
+    other.Help([](const Job&) { return false; }, [] { return true; });
+    ASSERT_EQ(awaitDone(*job), 1);
+}
+
+TEST_F(UCPosixWorkerPoolTest, ALaneEndsWithTheJobsThatWereLeft)
+{
+    auto job = std::make_shared<CountingJob>(1);
+    WorkerPool::Lane other;
+    ASSERT_EQ(other.Setup(1, {}), UC::Status::OK());
+    const auto start = UC::NowTime::Now();
+    {
+        WorkerPool::Lane lane;
+        ASSERT_EQ(lane.Setup(1, {}), UC::Status::OK());
+        lane.Leave(job);
+    }
+    ASSERT_EQ(job->done, 1);
+    ASSERT_LT(UC::NowTime::Now() - start, 0.5);       // less than what a stuck lane waits
+    other.Push(std::make_shared<CountingJob>(1), 1);  // and nothing points to the lane any more
+}
+
+TEST_F(UCPosixWorkerPoolTest, SmallLoadsOfSeveralStoresAllEnd)
+{
+    std::vector<std::unique_ptr<UC::StoreV1>> stores;
+    for (auto i = 0; i < 4; i++) { stores.push_back(MakeStoreAt(std::to_string(i), 2)); }
+    const auto blocks = MakeBlocks(1);
+    HostPages from{1, BlockSize(), 7};
+    for (const auto& store : stores) { ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK()); }
+    for (auto round = 0; round < 200; round++) {
+        std::vector<std::unique_ptr<HostPages>> to;
+        std::vector<UC::Detail::TaskHandle> tasks;
+        for (const auto& store : stores) {
+            to.push_back(std::make_unique<HostPages>(1, BlockSize()));
+            tasks.push_back(store->Load(MakeDesc(blocks, *to.back())).Value());
+        }
+        for (auto i = stores.size(); i-- > 0;) {
+            if (round % 2 == 0) {
+                while (!stores[i]->Check(tasks[i]).Value()) {}
+            }
+            ASSERT_EQ(stores[i]->Wait(tasks[i]), UC::Status::OK());
+            ASSERT_EQ(to[i]->Bytes(), from.Bytes());
+        }
+    }
+}
+
 TEST_F(UCPosixWorkerPoolTest, StoresShareTheirThreads)
 {
     const auto before = Threads();
