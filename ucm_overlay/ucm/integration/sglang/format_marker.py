@@ -28,6 +28,8 @@ Two formats can have pages of one size (fp8 e4m3 and e5m2, bf16 and fp16), and k
 tell them apart. The marker does: <folder>/.layout/<key suffix and sizes, hashed>.json.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json
@@ -36,10 +38,12 @@ import os
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ucm.integration.sglang.page_layout import PageLayout
 from ucm.integration.sglang.sglang_release import fp8_element_type
+
+if TYPE_CHECKING:  # the tool for operators needs no torch
+    from ucm.integration.sglang.page_layout import PageLayout
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +68,7 @@ class PageFormat:
     element_type: str = ""
 
     @classmethod
-    def of(cls, pool: Any, layout: PageLayout, model: str) -> "PageFormat":
+    def of(cls, pool: Any, layout: PageLayout, model: str) -> PageFormat:
         return cls(
             model=model,
             dtype=_dtype(pool),
@@ -75,7 +79,7 @@ class PageFormat:
             element_type=fp8_element_type(),
         )
 
-    def changes(self, other: "PageFormat") -> dict[str, tuple[Any, Any]]:
+    def changes(self, other: PageFormat) -> dict[str, tuple[Any, Any]]:
         """Fields that differ, with both values. An unknown element type differs from none."""
         ours, theirs = asdict(self), asdict(other)
         if not (self.element_type and other.element_type):

@@ -35,26 +35,31 @@
           ...                                   anything else goes to the store as it is
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ucm.integration.sglang.page_layout import PageLayout
+if TYPE_CHECKING:  # the tool for operators needs no torch
+    from ucm.integration.sglang.page_layout import PageLayout
 
 logger = logging.getLogger(__name__)
 
 SIDECAR_FOLDER = "sglang_v2"
+# Keeps the folder of a namespace apart from the v1 store's hexadecimal ones.
+DEPLOYMENT_PREFIX = "ns-"
 # Threads are shared by all stores of the process: the largest number counts for all.
-_ANCHOR_DEFAULTS = {
+ANCHOR_DEFAULTS = {
     "posix_data_trans_concurrency": 24,
     "posix_open_concurrency": 8,
 }
-_SIDECAR_DEFAULTS = {
+SIDECAR_DEFAULTS = {
     "posix_data_trans_concurrency": 8,
     "posix_open_concurrency": 8,
     "posix_lookup_concurrency": 4,
@@ -62,6 +67,7 @@ _SIDECAR_DEFAULTS = {
     "data_dir_on_demand": True,
 }
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SIDECAR_NAME = re.compile(r"(.+)_([1-9]\d*)x([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -84,22 +90,22 @@ class HicacheConfig:
         # A UCM without the series makes the folders of one backend itself, but insists on
         # finding those of a second one.
         on_demand = {"data_dir_on_demand": len(self.backends) == 1}
-        options = {**_ANCHOR_DEFAULTS, **on_demand, **self.options}
+        options = {**ANCHOR_DEFAULTS, **on_demand, **self.options}
         return self._store(options, "kv", layout, self.backends)
 
     def sidecar_store(self, name: str, layout: PageLayout) -> dict[str, Any]:
         """Options of one sidecar pool's store, below its own folders."""
-        options = {k: v for k, v in self.options.items() if not _is_gc_option(k)}
-        options = {**_SIDECAR_DEFAULTS, **options, "posix_gc_enable": False}
+        options = {k: v for k, v in self.options.items() if not is_gc_option(k)}
+        options = {**SIDECAR_DEFAULTS, **options, "posix_gc_enable": False}
         return self._store(options, name, layout, self.sidecar_folders(name, layout))
 
     def sidecar_folders(self, name: str, layout: PageLayout) -> list[str]:
-        folder = f"{name}_{layout.component_size}x{layout.component_count}"
+        folder = sidecar_folder(name, layout.component_size, layout.component_count)
         return [os.path.join(path, SIDECAR_FOLDER, folder) for path in self.backends]
 
     @property
     def gc_options(self) -> list[str]:
-        return sorted(key for key in self.options if _is_gc_option(key))
+        return sorted(key for key in self.options if is_gc_option(key))
 
     def _store(
         self,
@@ -120,12 +126,27 @@ class HicacheConfig:
         }
 
 
+def sidecar_folder(pool: str, size: int, count: int) -> str:
+    """The folder of a pool whose pages have this many components of this many bytes."""
+    return f"{pool}_{size}x{count}"
+
+
+def parse_sidecar_folder(name: str) -> tuple[str, int, int] | None:
+    """Pool, component bytes and count; None for another folder."""
+    found = _SIDECAR_NAME.fullmatch(name)
+    return (found[1], int(found[2]), int(found[3])) if found else None
+
+
+def wants_direct_io(options: dict[str, Any]) -> bool:
+    return bool(options.get("io_direct")) or options.get("posix_io_engine") == "aio"
+
+
 def load_config(storage_config: Any) -> HicacheConfig:
     """Read and check everything; ValueError names the key, its form and an example."""
     extra = dict(getattr(storage_config, "extra_config", None) or {})
-    _check_interface(extra)
+    check_interface(extra)
     _check_ranks(storage_config)
-    section = _connector_section(extra)
+    section = connector_section(extra)
     options = section.get("ucm_connector_config")
     if not isinstance(options, dict):
         raise _bad(
@@ -146,8 +167,9 @@ def load_config(storage_config: Any) -> HicacheConfig:
     backends = _backends(options.pop("storage_backends", None))
     namespace = _namespace(options.pop("namespace", None))
     if namespace:
-        # The prefix keeps the folder apart from the v1 store's hexadecimal ones.
-        backends = [os.path.join(path, f"ns-{namespace}") for path in backends]
+        backends = [
+            os.path.join(path, DEPLOYMENT_PREFIX + namespace) for path in backends
+        ]
     module_path = section.get("ucm_connector_module_path")
     return HicacheConfig(
         name,
@@ -164,7 +186,7 @@ def _bad(key: str, found: Any, form: str, example: str) -> ValueError:
     return ValueError(f"{key} must be {form}, for example {example}; found {found!r}")
 
 
-def _check_interface(extra: dict[str, Any]) -> None:
+def check_interface(extra: dict[str, Any]) -> None:
     flag = extra.get("interface_v1")
     if not flag:
         raise _bad(
@@ -186,7 +208,7 @@ def _check_ranks(storage_config: Any) -> None:
         )
 
 
-def _connector_section(extra: dict[str, Any]) -> dict[str, Any]:
+def connector_section(extra: dict[str, Any]) -> dict[str, Any]:
     section = extra.get("kv_connector_extra_config")
     if section is None:
         section = _yaml_config().get("kv_connector_extra_config")
@@ -217,7 +239,21 @@ def _yaml_config() -> dict[str, Any]:
 
 
 def _backends(value: Any) -> list[str]:
-    """Absolute paths of existing folders; a string separates them by colons."""
+    """Absolute paths of existing folders."""
+    paths = split_backends(value)
+    for path in paths:
+        if not os.path.isdir(path):
+            raise _bad(
+                "ucm_connector_config.storage_backends",
+                value,
+                f"folders that exist, and {path!r} does not",
+                '["/mnt/a", "/mnt/b"]',
+            )
+    return [os.path.abspath(path) for path in paths]
+
+
+def split_backends(value: Any) -> list[str]:
+    """The paths, existing or not; a string separates them by colons."""
     paths = value.split(":") if isinstance(value, str) else value
     if (
         not isinstance(paths, (list, tuple))
@@ -231,15 +267,7 @@ def _backends(value: Any) -> list[str]:
             "(a path that holds a ':' needs the list)",
             '"/mnt/a:/mnt/b" or ["/mnt/a", "/mnt/b"]',
         )
-    for path in paths:
-        if not os.path.isdir(path):
-            raise _bad(
-                "ucm_connector_config.storage_backends",
-                value,
-                f"folders that exist, and {path!r} does not",
-                '["/mnt/a", "/mnt/b"]',
-            )
-    return [os.path.abspath(path) for path in paths]
+    return list(paths)
 
 
 def _namespace(value: Any) -> str:
@@ -268,7 +296,7 @@ def _metrics_config(value: Any) -> str:
     return value
 
 
-def _is_gc_option(key: str) -> bool:
+def is_gc_option(key: str) -> bool:
     return key.startswith("posix_gc_") or key == "posix_capacity_gb"
 
 
@@ -276,8 +304,7 @@ def _io_for_layout(
     options: dict[str, Any], name: str, layout: PageLayout
 ) -> dict[str, Any]:
     """Buffered I/O for a pool that direct I/O cannot serve, said once per pool."""
-    direct = options.get("io_direct") or options.get("posix_io_engine") == "aio"
-    if not direct or layout.aligned:
+    if not wants_direct_io(options) or layout.aligned:
         return options
     logger.warning(
         "pool %s: pages of %d x %d bytes are not aligned to 4096; "

@@ -30,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any, Optional
+from typing import Any
 
 from ucm.integration.sglang import sglang_release
 from ucm.integration.sglang.hicache_keys import KeyScheme
@@ -63,7 +63,7 @@ class CallSamples:
             moved_bytes = sum(pages * page_bytes for pages, page_bytes in counts)
             self._samples.append((side, pages, moved_bytes / seconds / 1e9))
 
-    def drain(self) -> Optional[Any]:
+    def drain(self) -> Any | None:
         """SGLang's StorageMetrics with the samples; None where this SGLang has none."""
         metrics = sglang_release.storage_metrics()
         while metrics is not None and self._samples:
@@ -83,7 +83,7 @@ def exporters(keys: KeyScheme, sglang: bool, ucm_config: str) -> list[Exporter]:
     return [export for export in found if export is not None]
 
 
-def _optional(option: str, make: Any, *args: Any) -> Optional[Exporter]:
+def _optional(option: str, make: Any, *args: Any) -> Exporter | None:
     try:
         return make(*args)
     except Exception as e:

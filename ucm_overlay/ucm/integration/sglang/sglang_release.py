@@ -27,7 +27,7 @@
 import re
 from dataclasses import fields
 from importlib import import_module
-from typing import Any, Optional
+from typing import Any
 
 SUPPORTED = "SGLang 0.5.10 to 0.5.23"
 
@@ -42,8 +42,14 @@ def _host_pool_class() -> type:
     raise ImportError(f"no HostKVCache in this SGLang; supported are {SUPPORTED}")
 
 
-HostKVCache = _host_pool_class()
 _NEWEST = (99, 0, 0)
+
+
+def __getattr__(name: str) -> type:
+    """HostKVCache, when it is asked for: the tool for operators runs without SGLang."""
+    if name == "HostKVCache":
+        return _host_pool_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def release() -> tuple[int, int, int]:
@@ -92,7 +98,7 @@ def hit_result(result_class: type, boundaries: dict[str, int], ends: list[int]) 
     return result
 
 
-def storage_metrics() -> Optional[Any]:
+def storage_metrics() -> Any | None:
     """An empty StorageMetrics; None where this SGLang has none."""
     try:
         module = import_module("sglang.srt.observability.metrics_collector")
