@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -91,15 +92,16 @@ def _check_room(args: argparse.Namespace) -> None:
         )
 
 
-def collect(args: argparse.Namespace) -> dict:
+def collect(args: argparse.Namespace, memory: Path, disk: Path) -> dict:
+    """memory, disk: scratch folders, whose files go when the run ends."""
     started = time.monotonic()
 
     def tell(text: str) -> None:
         print(f"[{time.monotonic() - started:6.0f} s] {text}", flush=True)
 
     settings = Settings(
-        **{"tree": args.tree, "base": args.base, "memory": args.memory},
-        **{"disk": args.disk, "build": ROOT / "build" / "bench", "tell": tell},
+        **{"tree": args.tree, "base": args.base, "memory": memory},
+        **{"disk": disk, "build": ROOT / "build" / "bench", "tell": tell},
         **{"rounds": args.rounds, "threads": args.threads, "short": args.short},
     )
     result = {
@@ -122,7 +124,11 @@ def main() -> int:
     check(args)
     # What was written is removed also when someone ends the run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    result = collect(args)
+    with (
+        tempfile.TemporaryDirectory(prefix="ucm-bench-", dir=args.memory) as memory,
+        tempfile.TemporaryDirectory(prefix="ucm-bench-", dir=args.disk) as disk,
+    ):
+        result = collect(args, Path(memory), Path(disk))
     args.out.mkdir(parents=True, exist_ok=True)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     raw = args.out / f"{stamp}.json"
