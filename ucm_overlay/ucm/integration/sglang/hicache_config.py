@@ -228,8 +228,11 @@ def _yaml_config() -> dict[str, Any]:
         return {}
     if not Path(path).is_file():
         raise ValueError(f"UNIFIEDCACHE_CONFIG_FILE names no file: {path!r}")
-    with open(path, encoding="utf-8") as f:
-        data = yaml.safe_load(f) or {}
+    try:
+        with open(path, encoding="utf-8") as f:
+            data = yaml.safe_load(f) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as e:
+        raise ValueError(f"UNIFIEDCACHE_CONFIG_FILE: {path!r} is no YAML: {e}") from e
     if not isinstance(data, dict):
         raise ValueError(
             f"UNIFIEDCACHE_CONFIG_FILE: {path!r} must hold a mapping, "

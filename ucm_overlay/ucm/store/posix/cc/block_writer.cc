@@ -29,10 +29,10 @@ namespace UC::PosixStore {
 static std::string Parent(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 /** Folders come with their first block; one that was there may have been removed. */
-static bool Made(const std::string& folder)
+static Status Make(const std::string& folder)
 {
-    const auto s = PosixFile{folder}.MkDir();
-    return s.Success() || s == Status::DuplicateKey();
+    auto s = PosixFile{folder}.MkDir();
+    return s == Status::DuplicateKey() ? Status::OK() : s;
 }
 
 Expected<BlockWriter::Options> BlockWriter::Options::From(const Config& config)
@@ -74,7 +74,10 @@ Status BlockWriter::Open(PosixFile& file)
     if (kept_) { return Status::OK(); }
     flags |= Flag::CREATE | Flag::EXCL;
     auto s = file.Open(flags);
-    if (s.Failure() && Made(Parent(temp_))) { s = file.Open(flags); }
+    if (s.Failure()) {
+        s = Make(Parent(temp_));
+        if (s.Success()) { s = file.Open(flags); }
+    }
     opened_ = s.Success();
     return s;
 }
@@ -121,7 +124,10 @@ Status BlockWriter::Rename()
     // A block is never replaced by another writer's: readers keep the file that they opened.
     if (layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
     s = temp.Rename(final_);
-    if (s == Status::NotFound() && Made(Parent(final_))) { s = temp.Rename(final_); }
+    if (s == Status::NotFound()) {
+        s = Make(Parent(final_));
+        if (s.Success()) { s = temp.Rename(final_); }
+    }
     // NFS repeats a request whose answer was lost, and the second one finds nothing to rename.
     if (s == Status::NotFound() && layout_->Contains(block_, options_.blockSize)) {
         return Status::OK();

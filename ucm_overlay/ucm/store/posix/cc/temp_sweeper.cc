@@ -57,8 +57,13 @@ Status TempSweeper::Start(std::vector<std::string> folders, size_t timeoutMs)
 
 size_t TempSweeper::Sweep(const std::string& folder) const
 {
-    auto dir = opendir(folder.c_str());
-    if (!dir) { return 0; }
+    // A link in its place may name anybody's folder.
+    const auto fd = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    auto dir = fd < 0 ? nullptr : fdopendir(fd);
+    if (!dir) {
+        if (fd >= 0) { close(fd); }
+        return 0;
+    }
     size_t removed = 0;
     const auto now = time(nullptr);
     while (auto entry = stop_ ? nullptr : readdir(dir)) {

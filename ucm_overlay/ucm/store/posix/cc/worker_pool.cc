@@ -25,6 +25,7 @@
 #include <algorithm>
 #include <map>
 #include <unistd.h>
+#include <utility>
 #include "logger/logger.h"
 #include "thread/cpu_affinity.h"
 
@@ -87,6 +88,8 @@ void WorkerPool::Lane::Staff(size_t wanted)
     if (jobs_.empty()) { return; }
     pool_->Staff(std::min(wanted, limit_ - std::min(limit_, running_)));
 }
+
+bool WorkerPool::Lane::Stuck() const { return running_ > 0 && NowMs() - moved_ > StuckMs; }
 
 void WorkerPool::Lane::Help(const Match& match, const std::function<bool()>& goOn)
 {
@@ -189,27 +192,32 @@ void WorkerPool::StaffLeft()
     if (left_) { std::exchange(left_, nullptr)->Staff(1); }
 }
 
-/** The lane that has waited longest among those with work for one more thread. */
+/** The lane that has waited longest among those with work for one more thread; stuck ones last. */
 WorkerPool::Lane* WorkerPool::NextLane()
 {
+    auto next = lanes_.end();
     for (auto it = lanes_.begin(); it != lanes_.end(); it++) {
         const auto lane = *it;
         if (lane->jobs_.empty() || lane->running_ >= lane->limit_) { continue; }
-        lanes_.splice(lanes_.end(), lanes_, it);
-        return lane;
+        const auto moves = !lane->Stuck();
+        if (moves || next == lanes_.end()) { next = it; }
+        if (moves) { break; }
     }
-    return nullptr;
+    if (next == lanes_.end()) { return nullptr; }
+    lanes_.splice(lanes_.end(), lanes_, next);
+    return *next;
 }
 
 void WorkerPool::Serve(Lane& lane, Lane::JobPtr job, Lock& lock)
 {
-    lane.running_++;
+    if (lane.running_++ == 0) { lane.moved_ = NowMs(); }
     lock.unlock();
     const auto end = Clock::now() + Turn;
     auto more = job->Step();
     while (more && Clock::now() < end) { more = job->Step(); }
     lock.lock();
     lane.running_--;
+    lane.moved_ = NowMs();
     if (!more) { lane.jobs_.remove(job); }
     if (lane.running_ == 0 && lane.jobs_.empty()) { lane.idle_.notify_all(); }
 }

@@ -51,7 +51,8 @@ public:
  * Each store has lanes here: queues of jobs, each with a limit to the threads that serve it at
  * once. Threads are started when work finds none of them idle, up to the largest limit of all
  * lanes. One that has been in a step for a second does not count: a mount that hangs takes no
- * more threads than its own lanes may have, and none that other stores need.
+ * more threads than its own lanes may have, and none that other stores need. Lanes that move are
+ * served before those that are stuck.
  */
 class WorkerPool {
 public:
@@ -79,9 +80,12 @@ public:
     private:
         friend class WorkerPool;
         void Staff(size_t wanted = std::numeric_limits<size_t>::max());
+        /** Its threads are in steps, and none of them has ended one for a second. */
+        bool Stuck() const;
         std::shared_ptr<WorkerPool> pool_;
         size_t limit_{0};
         size_t running_{0};
+        int64_t moved_{0};  // when a step ended or the first one began, in ms
         std::list<JobPtr> jobs_;
         std::condition_variable idle_;
     };

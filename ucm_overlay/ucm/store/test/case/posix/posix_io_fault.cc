@@ -145,6 +145,11 @@ int stat(const char* path, struct stat* st)
     static auto* real = Fault::Real<int(const char*, struct stat*)>("stat");
     return Fault::OnPath(IoFault::Op::STAT, path, [&] { return real(path, st); });
 }
+int lstat(const char* path, struct stat* st)
+{
+    static auto* real = Fault::Real<int(const char*, struct stat*)>("lstat");
+    return Fault::OnPath(IoFault::Op::STAT, path, [&] { return real(path, st); });
+}
 int open(const char* path, int flags, ...)
 {
     static auto* real = Fault::Real<int(const char*, int, ...)>("open");

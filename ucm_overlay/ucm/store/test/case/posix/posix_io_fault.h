@@ -31,8 +31,8 @@
 namespace UC::Test::Detail {
 
 /**
- * @brief Faults that cannot be made for real: this executable's own stat, open, pread, pwrite,
- *        preadv, pwritev, fsync, fdatasync, close and rename come before those of libc.
+ * @brief Faults that cannot be made for real: this executable's own stat, lstat, open, pread,
+ *        pwrite, preadv, pwritev, fsync, fdatasync, close and rename come before those of libc.
  *
  * While an IoFault lives, each of these calls is shown to its hook first, on the calling thread.
  */

@@ -102,6 +102,17 @@ TEST_F(UCPosixSweepTest, OnlyWhatNobodyWritesGoes)
     ASSERT_TRUE(Gone(unknownFresh));
 }
 
+TEST_F(UCPosixSweepTest, WhatALinkNamesIsNotSwept)
+{
+    const auto elsewhere = Path() + "elsewhere";
+    ASSERT_EQ(mkdir(elsewhere.c_str(), 0755), 0);
+    ASSERT_EQ(symlink("elsewhere", (Path() + ".tmp").c_str()), 0);
+    const auto old = Leave("precious", true);
+    auto store = MakeStore();
+    IoFault::SleepMs(100);
+    ASSERT_EQ(access(old.c_str(), F_OK), 0);
+}
+
 TEST_F(UCPosixSweepTest, AKilledWritersTemporaryGoesAtTheNextStart)
 {
     const auto pid = fork();

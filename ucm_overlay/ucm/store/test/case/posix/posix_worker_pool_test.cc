@@ -241,6 +241,27 @@ TEST_F(UCPosixWorkerPoolTest, AHungStoreTakesNoThreadThatOthersNeed)
     ASSERT_EQ(hung->Wait(task), UC::Status::OK());
 }
 
+TEST_F(UCPosixWorkerPoolTest, ANewThreadGoesWhereWorkMoves)
+{
+    auto hung = MakeStoreAt("hung", 8), other = MakeStoreAt("other", 2);
+    std::vector<std::unique_ptr<UC::StoreV1>> more;
+    for (auto i = 0; i < 3; i++) { more.push_back(MakeStoreAt(fmt::format("hung{}", i), 8)); }
+    const auto blocks = MakeBlocks(16);
+    HostPages from{16, BlockSize(), 7};
+    Hang hang{"/hung"};
+    std::vector<UC::Detail::TaskHandle> tasks{hung->Dump(MakeDesc(blocks, from)).Value()};
+    for (auto& store : more) { tasks.push_back(store->Dump(MakeDesc(blocks, from)).Value()); }
+    hang.AwaitHeld(8);
+    const auto start = UC::NowTime::Now();
+    const auto dumped = Dump(*other, blocks, from);
+    const auto took = UC::NowTime::Now() - start;
+    hang.closed = false;
+    ASSERT_EQ(dumped, UC::Status::OK());
+    ASSERT_LT(took, 3.5);  // not one more second for every eight threads that get stuck
+    ASSERT_EQ(hung->Wait(tasks[0]), UC::Status::OK());
+    for (auto i = 0; i < 3; i++) { ASSERT_EQ(more[i]->Wait(tasks[i + 1]), UC::Status::OK()); }
+}
+
 TEST_F(UCPosixWorkerPoolTest, AHungStoreHoldsUpNoDestruction)
 {
     auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
