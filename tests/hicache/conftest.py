@@ -3,6 +3,7 @@
 UCM_TREE   built tree under test (default build/tree)
 """
 
+import json
 import logging
 import os
 import sys
@@ -36,3 +37,22 @@ def messages(caplog):
     """The connector's own log lines so far, as text."""
     caplog.set_level(logging.INFO, logger="ucm.integration.sglang")
     return lambda: "\n".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.fixture
+def tool(capsys):
+    """Call the operators' command; its exit code and output, parsed where it is JSON."""
+
+    def call(*args):
+        from ucm.integration.sglang.hicache.__main__ import main
+
+        args = [str(arg) for arg in args]
+        capsys.readouterr()
+        try:
+            code = main(args)
+        except SystemExit as e:
+            code = e.code
+        output = "".join(capsys.readouterr())
+        return code, json.loads(output) if "--json" in args and code < 2 else output
+
+    return call
