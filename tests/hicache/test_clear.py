@@ -115,7 +115,18 @@ def test_blocks_from_before_the_first_marker_stay(site, messages):
     os.utime(old, (before, before))
     assert store.clear() is False
     assert site.files() == [old]
-    assert "left 1 blocks older than its first marker" in messages()
+    assert "left 1 blocks that are older than its first marker" in messages()
+
+
+def test_blocks_of_an_unknown_size_stay(site, messages):
+    """Another engine's UCM, which writes no markers, may share the primary folder."""
+    names = kit.keys(3)
+    store, *_ = attach(site, names)
+    foreign = kit.block_of(site, store, "kv", names[0])
+    foreign.write_bytes(b"x" * 100)
+    assert store.clear() is False
+    assert site.files() == [foreign]
+    assert "of a size that none tells" in messages()
 
 
 @pytest.mark.parametrize("damage", ["unreadable", "gone"])

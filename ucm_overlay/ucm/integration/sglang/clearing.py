@@ -26,9 +26,10 @@
 
 import contextlib
 import logging
+import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ucm.integration.sglang.block_files import Kind, StoreFolder
 
@@ -59,19 +60,20 @@ def clear(folder: StoreFolder) -> str:
     """Remove every block; what could not be removed, as text, or "".
 
     Safe beside other processes: who reads a block keeps it, who writes one publishes it
-    afterwards. Files that are not blocks stay, and blocks older than the folder's first
-    marker, which a UCM without markers wrote for a model that nobody knows.
+    afterwards. Files that are not blocks stay, and blocks that may be somebody else's: older
+    than the folder's first marker, or of a size that no marker tells, for a UCM without
+    markers can write there too.
     """
     began = time.monotonic()
-    first_marker = 0.0 if folder.deployment else _first_marker(folder)
-    removed, removed_bytes, older, failed = 0, 0, 0, ""
+    is_own = _own_blocks(folder)
+    removed, removed_bytes, strange, failed = 0, 0, 0, ""
     for kind, entry in folder.files():
         if kind is not Kind.BLOCK:
             continue
         with contextlib.suppress(FileNotFoundError):
             stat = entry.stat(follow_symlinks=False)
-            if stat.st_mtime < first_marker:
-                older += 1
+            if not is_own(stat):
+                strange += 1
                 continue
             try:
                 os.unlink(entry.path)
@@ -87,8 +89,11 @@ def clear(folder: StoreFolder) -> str:
         folder.path,
         time.monotonic() - began,
     )
-    if older:
-        return f"{folder.path}: left {older} blocks older than its first marker"
+    if strange:
+        return (
+            f"{folder.path}: left {strange} blocks that are older than its first marker or "
+            "of a size that none tells"
+        )
     return failed
 
 
@@ -103,6 +108,11 @@ def clear_all(folders: Sequence[StoreFolder], model: str) -> str:
     return "; ".join(filter(None, [clear(folder) for folder in folders]))
 
 
-def _first_marker(folder: StoreFolder) -> float:
+def _own_blocks(folder: StoreFolder) -> Callable[[os.stat_result], bool]:
+    """Whether a block is surely one of those that the folder's markers tell of."""
+    if folder.deployment:
+        return lambda stat: True
     paths = [marker.path for marker in folder.markers()[0]]
-    return min((os.stat(path).st_mtime for path in paths), default=0.0)
+    first = min((os.stat(path).st_mtime for path in paths), default=math.inf)
+    sizes = folder.block_sizes()
+    return lambda stat: stat.st_mtime >= first and stat.st_size in sizes

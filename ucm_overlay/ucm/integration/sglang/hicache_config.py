@@ -141,8 +141,11 @@ def wants_direct_io(options: dict[str, Any]) -> bool:
     return bool(options.get("io_direct")) or options.get("posix_io_engine") == "aio"
 
 
-def load_config(storage_config: Any) -> HicacheConfig:
-    """Read and check everything; ValueError names the key, its form and an example."""
+def load_config(storage_config: Any, device_id: int | None = None) -> HicacheConfig:
+    """Read and check everything; ValueError names the key, its form and an example.
+
+    device_id: None asks SGLang for it, which imports SGLang.
+    """
     extra = dict(getattr(storage_config, "extra_config", None) or {})
     check_interface(extra)
     _check_ranks(storage_config)
@@ -176,7 +179,7 @@ def load_config(storage_config: Any) -> HicacheConfig:
         module_path,
         backends,
         options,
-        _local_rank(),
+        _local_rank() if device_id is None else device_id,
         namespace,
         _metrics_config(section.get("metrics_config_path")),
     )
