@@ -213,10 +213,17 @@ def test_draft_calls_never_claim_success(create):
 
 
 def test_metrics_and_clear(create):
-    """get_stats() is None or SGLang's record; clear() says what it did."""
-    backend = create(plain_kv())
-    assert backend.get_stats() is None
-    assert backend.clear() is False
+    """get_stats() is this release's record; clear() takes what this model stored."""
+    mix = plain_kv()
+    backend = create(mix)
+    indices = torch.arange(host_pools.PAGE, dtype=torch.int64)
+    assert backend.batch_set_v1(KEYS[:1], indices) == [True]
+    metrics = backend.get_stats()
+    assert type(metrics).__name__ == "StorageMetrics"
+    assert (metrics.backup_pgs, metrics.prefetch_pgs) == ([1], [])
+    assert backend.exists(KEYS[0]) is True
+    assert backend.clear() is True
+    assert backend.exists(KEYS[0]) is False
 
 
 def test_hit_policies_are_known():

@@ -38,7 +38,7 @@ import os
 import time
 import uuid
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from ucm.integration.sglang.sglang_release import fp8_element_type
 
@@ -210,6 +210,13 @@ def _make_folders(folder: str, made: list[str]) -> None:
 
 def _write(path: str, content: dict[str, Any]) -> bool:
     """Write the whole marker or nothing; False when another rank was first."""
+    try:
+        _write_unnamed(path, content)
+        return True
+    except FileExistsError:
+        return False
+    except OSError:
+        pass  # a file system without O_TMPFILE, as NFS is
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
     try:
         _write_new(temporary, content)
@@ -228,7 +235,21 @@ def _write(path: str, content: dict[str, Any]) -> bool:
             os.unlink(temporary)
 
 
+def _write_unnamed(path: str, content: dict[str, Any]) -> None:
+    """Named when it is whole: of a process that is killed meanwhile nothing is left."""
+    fd = os.open(os.path.dirname(path), os.O_TMPFILE | os.O_WRONLY, _FILE_MODE)
+    with open(fd, "w", encoding="utf-8") as f:
+        _fill(f, content)
+        # A descriptor of some folder makes os.link() follow the link in /proc.
+        os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+
+
 def _write_new(path: str, content: dict[str, Any]) -> None:
     with open(path, "x", encoding="utf-8") as f:
-        os.fchmod(f.fileno(), _FILE_MODE)
-        f.write(json.dumps(content, indent=1, sort_keys=True))
+        _fill(f, content)
+
+
+def _fill(f: IO[str], content: dict[str, Any]) -> None:
+    os.fchmod(f.fileno(), _FILE_MODE)
+    f.write(json.dumps(content, indent=1, sort_keys=True))
+    f.flush()

@@ -32,6 +32,7 @@
         ucm_connector_config
           storage_backends                      "/mnt/a:/mnt/b" or ["/mnt/a", "/mnt/b"]
           namespace                             optional: keeps deployments apart
+          sidecar_capacity_gb                   optional: for all sidecar pools together
           ...                                   anything else goes to the store as it is
 """
 
@@ -66,6 +67,14 @@ SIDECAR_DEFAULTS = {
     "data_dir_shard_bytes": 2,
     "data_dir_on_demand": True,
 }
+# One capacity for the whole folder of sidecar pools, whichever store collects there.
+SIDECAR_CAPACITY = "sidecar_capacity_gb"
+SIDECAR_GC = {
+    "posix_gc_enable": True,
+    "posix_gc_siblings": True,
+    "posix_gc_trigger_threshold_ratio": 0.95,
+    "posix_gc_recycle_percent": 0.05,
+}
 _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SIDECAR_NAME = re.compile(r"(.+)_([1-9]\d*)x([1-9]\d*)")
 
@@ -91,12 +100,16 @@ class HicacheConfig:
         # finding those of a second one.
         on_demand = {"data_dir_on_demand": len(self.backends) == 1}
         options = {**ANCHOR_DEFAULTS, **on_demand, **self.options}
+        options.pop(SIDECAR_CAPACITY, None)
         return self._store(options, "kv", layout, self.backends)
 
     def sidecar_store(self, name: str, layout: PageLayout) -> dict[str, Any]:
         """Options of one sidecar pool's store, below its own folders."""
         options = {k: v for k, v in self.options.items() if not is_gc_option(k)}
         options = {**SIDECAR_DEFAULTS, **options, "posix_gc_enable": False}
+        capacity = options.pop(SIDECAR_CAPACITY, 0)
+        if capacity:
+            options |= {**SIDECAR_GC, "posix_capacity_gb": capacity}
         return self._store(options, name, layout, self.sidecar_folders(name, layout))
 
     def sidecar_folders(self, name: str, layout: PageLayout) -> list[str]:
@@ -169,6 +182,7 @@ def load_config(storage_config: Any, device_id: int | None = None) -> HicacheCon
     options = dict(options)
     backends = _backends(options.pop("storage_backends", None))
     namespace = _namespace(options.pop("namespace", None))
+    _check_capacity(options.get(SIDECAR_CAPACITY, 0))
     if namespace:
         backends = [
             os.path.join(path, DEPLOYMENT_PREFIX + namespace) for path in backends
@@ -300,6 +314,16 @@ def _metrics_config(value: Any) -> str:
             '"examples/metrics/sglang_hicache_metrics.yaml"',
         )
     return value
+
+
+def _check_capacity(value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _bad(
+            f"ucm_connector_config.{SIDECAR_CAPACITY}",
+            value,
+            "a number of GiB, 0 for no limit",
+            "2000",
+        )
 
 
 def is_gc_option(key: str) -> bool:

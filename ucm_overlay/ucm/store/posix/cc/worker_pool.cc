@@ -115,7 +115,7 @@ void WorkerPool::Lane::Kick()
 {
     std::lock_guard<std::mutex> lock{pool_->mutex_};
     pool_->StaffLeft();
-    Staff();
+    for (auto* lane : pool_->lanes_) { lane->Staff(); }
 }
 
 std::list<WorkerPool::Lane::JobPtr> WorkerPool::Lane::Remove(const Match& match)

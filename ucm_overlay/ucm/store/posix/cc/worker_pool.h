@@ -72,7 +72,10 @@ public:
         void Leave(JobPtr job);
         /** The calling thread serves the job that matches too, where the limit leaves room. */
         void Help(const Match& match, const std::function<bool()>& goOn);
-        /** Looks whether threads are missing, for some that are there have got stuck. */
+        /**
+         * Looks whether threads are missing, for some that are there have got stuck. In all lanes:
+         * nobody may be waiting yet for what has lost its threads to this one.
+         */
         void Kick();
         /** No further step of the jobs that match is begun. */
         std::list<JobPtr> Remove(const Match& match);

@@ -31,7 +31,8 @@ TEST_F(UCPosixRefusedSetupTest, LeavesNothingBehind)
     tensorSize_ = 1 << 20;
     auto sync = MakeConfig(), capacity = MakeConfig(), queue = MakeConfig();
     sync.Set("posix_sync", std::string("often"));
-    capacity.SetNumber("posix_capacity_gb", 1);  // too few blocks of 1 MiB for 4096 folders
+    capacity.SetNumber("posix_capacity_gb", 1);
+    capacity.Set("posix_gc_trigger_threshold_ratio", 1e-4);  // less than a block
     capacity.SetNumber("data_dir_shard_bytes", 3);
     queue.SetNumber("posix_data_trans_concurrency", 1 << 20);
     for (const auto& config : {sync, capacity, queue}) {

@@ -262,6 +262,25 @@ TEST_F(UCPosixWorkerPoolTest, ANewThreadGoesWhereWorkMoves)
     for (auto i = 0; i < 3; i++) { ASSERT_EQ(more[i]->Wait(tasks[i + 1]), UC::Status::OK()); }
 }
 
+TEST_F(UCPosixWorkerPoolTest, WhoWaitsForAHungStoreFindsThreadsForOthers)
+{
+    auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
+    const auto blocks = MakeBlocks(2);
+    HostPages from{2, BlockSize(), 7};
+    Hang hang{"/hung/"};
+    const auto task = hung->Dump(MakeDesc(blocks, from)).Value();
+    hang.AwaitHeld(2);
+    ASSERT_TRUE(other->Dump(MakeDesc(blocks, from)).HasValue());
+    std::thread waiting{[&] { ASSERT_EQ(hung->Wait(task), UC::Status::OK()); }};
+    const std::vector<uint8_t> both{1, 1};
+    const auto dumped = [&] { return other->Lookup(blocks.data(), 2).Value() == both; };
+    for (auto i = 0; i < 100 && !dumped(); i++) { IoFault::SleepMs(50); }
+    const auto inTime = dumped();
+    hang.closed = false;
+    waiting.join();
+    ASSERT_TRUE(inTime);
+}
+
 TEST_F(UCPosixWorkerPoolTest, AHungStoreHoldsUpNoDestruction)
 {
     auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
