@@ -79,6 +79,7 @@ def _store(name: str, default: object, unit: str, meaning: str, **kw: bool) -> O
 
 
 _GC = "garbage collection of the primary pool: "
+_SIDECAR_GC = "garbage collection of all sidecar pools together: "
 _PAGE = "set from the pages of each pool"
 
 OPTIONS: tuple[Option, ...] = (
@@ -189,18 +190,29 @@ OPTIONS: tuple[Option, ...] = (
         "of the capacity",
         _GC + "begins above it",
     ),
-    _store("posix_gc_recycle_percent", 0.1, "of the files", _GC + "deleted in a round"),
+    _store(
+        "posix_gc_recycle_percent", 0.1, "of that", _GC + "how far it goes below that"
+    ),
     _store(
         "posix_gc_max_recycle_count_per_shard",
         50000,
-        "files",
+        "blocks",
         _GC + "deleted in a round and folder",
     ),
     _store(
         "posix_gc_shard_sample_ratio", 0.1, "of the folders", _GC + "counted to judge"
     ),
     _store("posix_gc_check_interval_sec", 30, "s", _GC + "time between two judgements"),
-    _store("posix_gc_concurrency", 16, "threads", _GC + "that delete"),
+    _store("posix_gc_concurrency", 16, "threads", _GC + "that count and delete"),
+    _store(
+        "sidecar_capacity_gb",
+        0,
+        "GiB",
+        _SIDECAR_GC + "what they may keep; 0: no collection",
+    ),
+    _store(
+        "posix_gc_siblings", False, "", "set where sidecars are collected", by_page=True
+    ),
     _store("device_id", -1, "", "set to the rank on its node", by_page=True),
     _store("tensor_size", 0, "bytes", _PAGE, by_page=True),
     _store("shard_size", 0, "bytes", _PAGE, by_page=True),

@@ -272,5 +272,5 @@ def _check_gc(config: HicacheConfig) -> Iterator[Finding]:
             WARNING,
             f"{', '.join(config.gc_options)}: for the primary pool only; no sidecar pool is "
             "bounded by them",
-            "bound the rest with the command prune --to-bytes",
+            "sidecar_capacity_gb bounds all sidecar pools together",
         )
