@@ -164,7 +164,7 @@ def claims(site, formats, count=64):
 
 @pytest.fixture(params=["hard links", "no hard links"])
 def links(request, monkeypatch):
-    def refuse(*paths):
+    def refuse(*paths, **kw):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     if request.param == "no hard links":
@@ -271,7 +271,7 @@ def test_a_store_that_fails_late_leaves_its_folders_to_others_only(site):
 def test_markers_without_hard_links_and_without_writing(site, monkeypatch, messages):
     """A file system that lacks links gets its markers; a read-only one is served unmarked."""
 
-    def no_links(*_):
+    def no_links(*_, **kw):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(format_marker.os, "link", no_links)

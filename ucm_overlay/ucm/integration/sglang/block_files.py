@@ -57,6 +57,7 @@ TEMPORARY_AGE_S = 3600
 _UNSHARDED_FOLDER = "data"
 _SHARD_FOLDER = re.compile(r"[0-9a-f]{1,5}")
 _BLOCK = re.compile(r"[0-9a-f]{32}")
+_COLLECTOR_LOCK = re.compile(r"\.gc-\d+\.lock")
 
 
 class Kind(str, Enum):
@@ -104,7 +105,8 @@ class StoreFolder:
         """Every file with what it is; a folder that is not the store's is one UNKNOWN entry."""
         for entry in _entries(self.path):
             if not entry.is_dir(follow_symlinks=False):
-                yield Kind.UNKNOWN, entry
+                if not _COLLECTOR_LOCK.fullmatch(entry.name):
+                    yield Kind.UNKNOWN, entry
             elif entry.name in _NAMES:
                 yield from _named(self.path, entry.name)
             elif is_shard_folder(entry.name):
@@ -192,7 +194,11 @@ def _is_sidecar(entry: os.DirEntry[str]) -> bool:
 
 
 def _strangers(sidecars: str) -> Iterator[os.DirEntry[str]]:
-    return (entry for entry in _entries(sidecars) if not _is_sidecar(entry))
+    return (
+        entry
+        for entry in _entries(sidecars)
+        if not _is_sidecar(entry) and not _COLLECTOR_LOCK.fullmatch(entry.name)
+    )
 
 
 def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
