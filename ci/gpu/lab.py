@@ -117,7 +117,7 @@ class Engine:
         line = self._answers.readline()
         answer = json.loads(line) if line else {"error": "it ended without a word"}
         if "error" in answer:
-            raise EngineDied(f"{self.name}: {answer['error']}; see {self.log}")
+            raise EngineDied(f"{self.name}: {answer['error']}; see {self.log.name}")
         return answer
 
     def close(self) -> None:
