@@ -88,13 +88,12 @@ def put_back(root: Path, copy: Path) -> None:
         fresh.replace(root / name)
 
 
-def drop_cached(root: Path) -> None:
-    """Ask the kernel to forget the blocks' bytes, so that the next read goes to the device."""
+def drop_cached(paths: list[Path]) -> None:
+    """Ask the kernel to forget these files' bytes, so that the next read goes to the device."""
     os.sync()
-    for blocks in listing(root).values():
-        for path in blocks:
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The backend that the runs load: UnifiedCacheStore that counts pages and writes its calls down.
+"""The backend that the runs load: UnifiedCacheStore that writes its statistics and calls down.
 
 Environment: GPU_E2E_STATS is a folder for counts-<rank>-<pid>.json and calls-<rank>-<pid>.jsonl;
 GPU_E2E_SPOIL names a file that holds "<pool> <zero|truncate|delete>": after the next lookup that
@@ -8,40 +8,45 @@ hits, this pool's blocks are spoiled, so that reads fail which a lookup has just
 import json
 import os
 import threading
-import time
-from collections import Counter
 from pathlib import Path
 
 import blocks
 
-from ucm.integration.sglang.pool_store import PoolStore
 from ucm.integration.sglang.unifiedcache_store import UnifiedCacheStore
 
 STATS = Path(os.environ.get("GPU_E2E_STATS", "."))
 SPOIL = Path(os.environ.get("GPU_E2E_SPOIL", "/nonexistent"))
 
+# What a run's rows call it, and the connector's own count of it.
+COUNTS = {
+    "get pages": "loaded_pages",
+    "get failed": "failed_load_pages",
+    "get bytes": "loaded_bytes",
+    "get seconds": "load_seconds",
+    "set pages": "stored_pages",
+    "set failed": "failed_store_pages",
+    "set bytes": "stored_bytes",
+    "set seconds": "store_seconds",
+}
+
 
 class Ledger:
-    """Pages, bytes and seconds per pool and direction, on disk after every transfer."""
+    """The connector's statistics, on disk after every transfer."""
 
     def __init__(self) -> None:
         self.rank = 0
-        self._counts: Counter = Counter()
         self._lock = threading.Lock()
 
-    def add(self, pool: PoolStore, op: str, done: list[bool], seconds: float) -> None:
-        moved = sum(done)
+    def write(self, connector) -> None:
+        path = STATS / f"counts-{self.rank}-{os.getpid()}.json"
         with self._lock:
-            for unit, amount in (
-                ("pages", moved),
-                ("failed", len(done) - moved),
-                ("bytes", moved * pool.layout.page_bytes),
-                ("seconds", seconds),
-            ):
-                self._counts[f"{pool.name} {op} {unit}"] += amount
-            path = STATS / f"counts-{self.rank}-{os.getpid()}.json"
+            counts = {
+                f"{pool} {name}": getattr(count, field)
+                for pool, count in connector.statistics().items()
+                for name, field in COUNTS.items()
+            }
             fresh = path.with_suffix(".new")
-            fresh.write_text(json.dumps(self._counts))
+            fresh.write_text(json.dumps(counts))
             fresh.replace(path)
 
 
@@ -120,26 +125,6 @@ def outcome(done) -> list[list[int]]:
 LEDGER, CALLS = Ledger(), Calls()
 
 
-def counted(op: str):
-    start = getattr(PoolStore, f"start_{op}")
-
-    def count(self, keys, host_indices):
-        begun = time.perf_counter()
-        finish = start(self, keys, host_indices)
-
-        def finished() -> list[bool]:
-            done = finish()
-            LEDGER.add(self, op, done, time.perf_counter() - begun)
-            return done
-
-        return finished
-
-    return count
-
-
-PoolStore.start_get, PoolStore.start_set = counted("get"), counted("set")
-
-
 class CountingStore(UnifiedCacheStore):
     def __init__(self, storage_config=None, context=None):
         super().__init__(storage_config, context)
@@ -207,6 +192,7 @@ class CountingStore(UnifiedCacheStore):
         chain = CALLS.keys(keys)
         tokens = self.connector.mem_pool_host.page_size
         done = getattr(super(), call)(keys, host_indices, extra_info)
+        LEDGER.write(self.connector)
         CALLS.write(
             call, keys=chain, pages=pages(host_indices, tokens), done=outcome(done)
         )
@@ -221,6 +207,7 @@ class CountingStore(UnifiedCacheStore):
     def _v2(self, call: str, transfers, extra_info):
         asked = [CALLS.transfer(t, self.registered_pools) for t in transfers or []]
         done = getattr(super(), call)(transfers, extra_info)
+        LEDGER.write(self.connector)
         results = {text(name): outcome(pages) for name, pages in done.items()}
         CALLS.write(call, transfers=asked, done=results)
         return done

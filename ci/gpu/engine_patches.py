@@ -18,8 +18,10 @@ def install() -> None:
         if hasattr(module, "initialize_dummy_weights"):
             module.initialize_dummy_weights = lively_weights
     if importlib.util.find_spec("tilelang") is None:
-        from sglang.kernels.ops.layernorm import mhc
-
+        try:
+            from sglang.kernels.ops.layernorm import mhc
+        except ImportError:  # before SGLang 0.5.16
+            from sglang.srt.layers import mhc
         mhc.hc_split_sinkhorn = sinkhorn
 
 

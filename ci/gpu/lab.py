@@ -117,7 +117,7 @@ class Engine:
         line = self._answers.readline()
         answer = json.loads(line) if line else {"error": "it ended without a word"}
         if "error" in answer:
-            raise EngineDied(f"{self.name}: {answer['error']}; see {self.log}")
+            raise EngineDied(f"{self.name}: {answer['error']}; see {self.log.name}")
         return answer
 
     def close(self) -> None:
@@ -249,11 +249,16 @@ class Case:
         """An empty disk under a running engine, and nothing in its caches."""
         self.settle(0.4)
         self.forget()
+        blocks.delete(self._stored())
+
+    def uncache(self) -> None:
+        """Nothing of the disk's content in the page cache."""
+        blocks.drop_cached(self._stored())
+
+    def _stored(self) -> list[Path]:
         if self.backend == "file":
-            blocks.delete([path for path in self.root.iterdir() if path.is_file()])
-        else:
-            for found in blocks.listing(self.root).values():
-                blocks.delete(found)
+            return [path for path in self.root.iterdir() if path.is_file()]
+        return [path for found in blocks.listing(self.root).values() for path in found]
 
     def forget(self) -> None:
         """Flush device and host; the disk keeps what it has."""

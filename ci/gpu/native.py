@@ -13,11 +13,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import build  # noqa: E402
 
 
-def libz() -> Path:
-    """The shared zlib, also where its -dev package is absent."""
-    name = ctypes.util.find_library("z") or "libz.so.1"
+def shared(name: str) -> Path:
+    """The system's own shared library, also where its -dev package is absent."""
+    file = ctypes.util.find_library(name) or f"lib{name}.so"
     folders = ["/lib", "/usr/lib", f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"]
-    return next(p for p in (Path(f) / name for f in reversed(folders)) if p.exists())
+    return next(p for p in (Path(f) / file for f in reversed(folders)) if p.exists())
+
+
+def links(folder: Path) -> Path:
+    """A folder for -L: a compiler that has only libstdc++.a would link it into each library."""
+    folder.mkdir(exist_ok=True)
+    link = folder / "libstdc++.so"
+    link.unlink(missing_ok=True)
+    link.symlink_to(shared("stdc++"))
+    return folder
 
 
 def compile_tree(folder: Path) -> Path:
@@ -28,7 +37,9 @@ def compile_tree(folder: Path) -> Path:
     build.HEADERS = folder / "headers"
     build.SHIMS = args.tree / "ucm/shared/vendor"
     chosen = build.settings(args)
-    chosen |= {"ZLIB_LIBRARY": libz(), "ZLIB_INCLUDE_DIR": folder / "headers"}
+    chosen |= {"ZLIB_LIBRARY": shared("z"), "ZLIB_INCLUDE_DIR": folder / "headers"}
+    for kind in ("MODULE", "SHARED"):
+        chosen[f"CMAKE_{kind}_LINKER_FLAGS"] = f"-L{links(folder / 'links')}"
     command = ["cmake", "-G", "Unix Makefiles", "-S", args.tree, "-B", args.cmake]
     command += [f"-D{name}={value}" for name, value in chosen.items()]
     where = {"env": {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder)}}

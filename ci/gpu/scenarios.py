@@ -1,6 +1,7 @@
 """What each case does. Every step's answer is recorded; report.py compares."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import blocks
@@ -139,40 +140,41 @@ def two_ranks(lab: Lab, name: str) -> None:
         longer(case, answer)
         case.stop()
         case.start()
-        case.step("restart 0", A)
+        restart(case, answer)
     finally:
         case.stop()
 
 
-def clock(lab: Lab, tokens=(4096, 16384, 32768), rounds=5) -> None:
+def clock(lab: Lab, tokens=(4096, 16384, 32768), rounds=7) -> None:
     """Seconds to the first token, UCM and the file backend by turns on one GPU."""
     room = {
         "max_total_tokens": DEVICE_TOKENS,
         "hicache_ratio": 3.0,
         "chunked_prefill_size": 8192,
     }
-    cases = {
-        backend: Case(lab, MODELS["wide"], f"wide-{backend}", backend, **room)
+    cases = [
+        Case(lab, MODELS["wide"], f"wide-{backend}", backend, **room)
         for backend in ("ucm", "file")
-    }
+    ]
     try:
-        for case in cases.values():
-            case.start()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(Case.start, cases))
         for i in range(-1, rounds):  # kernels are compiled for each shape once: -1
+            if lab.left() < ROUND_S:
+                break
             for length in tokens:
-                for backend, case in cases.items():
-                    full = backend == "ucm" and i >= rounds - 2
-                    one_round(case, i, length, full)
+                for case in cases:
+                    one_round(case, i, length)
     finally:
-        for case in cases.values():
+        for case in cases:
             case.stop()
 
 
-DEVICE_TOKENS = 40960
+DEVICE_TOKENS, ROUND_S = 40960, 60
 
 
-def one_round(case: Case, i: int, length: int, full: bool) -> None:
-    """cold, device, disk; in a full round also disk with nothing in the page cache, and host."""
+def one_round(case: Case, i: int, length: int) -> None:
+    """cold, device, disk, disk with nothing in the page cache; in every other round host."""
     ids = prompt(f"{i} {length}", length + 12)
     case.wipe()
     case.step(f"cold {length} {i}", ids, 1)
@@ -180,11 +182,11 @@ def one_round(case: Case, i: int, length: int, full: bool) -> None:
     case.step(f"device {length} {i}", ids, 1)
     case.forget()
     case.step(f"disk {length} {i}", ids, 1)
-    if not full:
-        return
     case.forget()
-    blocks.drop_cached(case.root)
+    case.uncache()
     case.step(f"disk uncached {length} {i}", ids, 1)
+    if i % 2 or case.backend == "file":
+        return
     # Other prompts push this one off the device; the host still has it.
     for other in range(2):
         fill = prompt(f"fill {i} {length} {other}", DEVICE_TOKENS // 2)

@@ -1,4 +1,4 @@
-"""The backend of the GPU runs: it answers as UnifiedCacheStore does, counts pages, records calls."""
+"""The backend of the GPU runs: it answers as UnifiedCacheStore does, writes counts and calls down."""
 
 import importlib
 import json
@@ -10,8 +10,6 @@ import hicache_kit as kit
 import pytest
 from hicache_kit import PoolName
 
-from ucm.integration.sglang import pool_store
-
 ROOT = Path(__file__).resolve().parents[2]
 SWA = PoolName.SWA
 
@@ -19,10 +17,6 @@ SWA = PoolName.SWA
 @pytest.fixture
 def counting(tmp_path, monkeypatch):
     """The module as an engine loads it, and the folder it writes to."""
-    for name in ("start_get", "start_set"):
-        monkeypatch.setattr(
-            pool_store.PoolStore, name, getattr(pool_store.PoolStore, name)
-        )
     monkeypatch.syspath_prepend(str(ROOT / "ci" / "gpu"))
     monkeypatch.setenv("GPU_E2E_STATS", str(tmp_path))
     monkeypatch.setenv("GPU_E2E_SPOIL", str(tmp_path / "spoil"))

@@ -177,7 +177,9 @@ def attach(site, monkeypatch):
             ]
             tp = start["tp_rank"], start["tp_size"]
             config = site.config(mla=start["is_mla_model"], tp=tp, backends=2)
-            rank = Rank(site, config, registered, written, along)
+            # Ranks of an MLA model have the same pages, others their own.
+            own = written if start["is_mla_model"] else {}
+            rank = Rank(site, config, registered, own, along)
             ranks[start["rank"]] = rank
         return rows, ranks
 
