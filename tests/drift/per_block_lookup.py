@@ -135,5 +135,41 @@ SOLUTIONS = {
     },
 }
 
+_GC = (
+    "    if (gcEnable_) {\n"
+    "        s = gcMgr_.Setup(&layout_, config);\n"
+    "        if (s.Failure()) [[unlikely]] { return s; }\n"
+    "    }\n"
+)
+SOLUTIONS["collect-only-the-store-s-own"] = {
+    CC: [
+        (_GC, ""),
+        ("    return tempSweeper_.Start(", f"{_GC}    return tempSweeper_.Start("),
+    ],
+}
+SOLUTIONS["collect-last-what"] = {
+    CC: [
+        (
+            "    if (hotnessTrackerEnable_) {\n        s = hotnessTracker_.Setup",
+            "    if (hotnessTrackerEnable_ || gcEnable_) {\n        s = hotnessTracker_.Setup",
+        ),
+        (
+            "uint8_t SpaceManager::Lookup(",
+            """void SpaceManager::Touch(const Detail::TaskDesc& task)
+{
+    if (!gcEnable_) { return; }
+    std::vector<Detail::BlockId> blocks;
+    blocks.reserve(task.size());
+    for (const auto& shard : task) {
+        if (blocks.empty() || blocks.back() != shard.owner) { blocks.push_back(shard.owner); }
+    }
+    hotnessTracker_.Touch(blocks.data(), blocks.size());
+}
+
+uint8_t SpaceManager::Lookup(""",
+        ),
+    ],
+}
+
 # The test that pins how our lookup spread over threads, and goes with it.
 UNPINNED = {"lookup-per-key": (OURS, "SmallOnTheCallerSlowOnThePool")}

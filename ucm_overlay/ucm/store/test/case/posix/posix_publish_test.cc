@@ -27,6 +27,7 @@
 #include <sstream>
 #include <thread>
 #include <unistd.h>
+#include "posix/cc/space_layout.h"
 #include "posix_io_fault.h"
 #include "posix_store_base.h"
 
@@ -269,7 +270,12 @@ TEST_F(UCPosixPublishTest, BlocksAndTemporariesLieOnTheBackendOfTheirHash)
 {
     const auto second = Path() + "second/";
     std::vector<std::string> backends{Path(), second};
+    UC::PosixStore::Config layoutConfig;
+    layoutConfig.dataDirShardBytes = 1;
+    layoutConfig.storageBackends = {second};
     ASSERT_EQ(mkdir(second.c_str(), 0755), 0);
+    UC::PosixStore::SpaceLayout layout;
+    ASSERT_TRUE(layout.Setup(layoutConfig).Success());
     auto config = MakeConfig();
     config.Set("storage_backends", backends);
     auto store = MakeStore(config);
