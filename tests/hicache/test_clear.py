@@ -1,12 +1,16 @@
 """clear(): this deployment's pages go, and nothing that could be anybody else's."""
 
+import errno
 import os
 import threading
+import time
 
 import hicache_kit as kit
 import pytest
 import torch
 from hicache_kit import PoolName
+
+from ucm.integration.sglang import clearing
 
 SWA, MAMBA = PoolName.SWA, PoolName.MAMBA
 
@@ -92,9 +96,19 @@ def test_a_namespace_is_its_deployments_own(site):
     names = kit.keys(2)
     mine, *_ = attach(site, names, model="org/mine", namespace="mine")
     theirs, *_ = attach(site, names, model="org/theirs")
-    site.attach(kit.mha(), {}, model="org/theirs", namespace="mine")
+    old = kit.block_of(site, mine, "kv", names[0])
+    os.utime(old, (1, 1))
     assert mine.clear() is True
     assert hits(mine, names) == 0 and hits(theirs, names) == 6
+
+
+def test_a_namespace_that_two_models_share_is_nobodys_own(site, messages):
+    names = kit.keys(2)
+    mine, *_ = attach(site, names, model="org/mine", namespace="prod")
+    theirs, *_ = attach(site, names, model="org/theirs", namespace="prod")
+    assert mine.clear() is False
+    assert hits(mine, names) == hits(theirs, names) == 6
+    assert "also holds pages of org/theirs" in messages()
 
 
 def test_every_rank_of_one_model_may_clear(site):
@@ -111,11 +125,12 @@ def test_blocks_from_before_the_first_marker_stay(site, messages):
     store, *_ = attach(site, names)
     old = kit.block_of(site, store, "kv", names[0])
     marker = next(path for path in site.backends[0].glob(".layout/*.json"))
-    before = marker.stat().st_mtime - 1
-    os.utime(old, (before, before))
+    earlier = marker.stat().st_mtime - 1
+    os.utime(old, (earlier, earlier))
+    before = site.files()
     assert store.clear() is False
-    assert site.files() == [old]
-    assert "left 1 blocks that are older than its first marker" in messages()
+    assert site.files() == before
+    assert "1 blocks are older than its first marker" in messages()
 
 
 def test_blocks_of_an_unknown_size_stay(site, messages):
@@ -124,8 +139,9 @@ def test_blocks_of_an_unknown_size_stay(site, messages):
     store, *_ = attach(site, names)
     foreign = kit.block_of(site, store, "kv", names[0])
     foreign.write_bytes(b"x" * 100)
+    before = site.files()
     assert store.clear() is False
-    assert site.files() == [foreign]
+    assert site.files() == before
     assert "of a size that none tells" in messages()
 
 
@@ -141,6 +157,39 @@ def test_no_clear_without_a_marker_to_go_by(site, messages, damage):
     assert (
         "cannot be read" if damage == "unreadable" else "no page format"
     ) in messages()
+
+
+def test_a_model_that_comes_meanwhile_keeps_its_pages(site, monkeypatch):
+    """Between the look at the markers and the first deletion."""
+    names = kit.keys(2)
+    mine, *_ = attach(site, names, model="org/mine")
+    others = []
+    clear_one = clearing._clear
+
+    def come_first(*args):
+        if not others:
+            time.sleep(0.02)  # the kernel's clock of files ticks in milliseconds
+            others.append(attach(site, names, model="org/theirs")[0])
+        return clear_one(*args)
+
+    monkeypatch.setattr(clearing, "_clear", come_first)
+    assert mine.clear() is True
+    assert hits(mine, names) == 0 and hits(others[0], names) == 6
+
+
+@pytest.mark.parametrize("where", ["unlink", "scandir"])
+def test_a_folder_that_refuses_is_told(site, monkeypatch, messages, where):
+    names = kit.keys(2)
+    store, *_ = attach(site, names)
+
+    def refuse(path=".", *_, **kw):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(os, where, refuse)
+    assert store.clear() is False
+    monkeypatch.undo()
+    assert hits(store, names) == 6
+    assert "clear(): " in messages() and "Read-only file system" in messages()
 
 
 def test_a_logical_anchor_clears_its_pools(site):

@@ -10,6 +10,8 @@ import prometheus_client as prometheus
 import pytest
 from hicache_kit import FaultStore, PoolName
 
+from ucm.integration.sglang import ucm_connector
+
 SWA, MAMBA = PoolName.SWA, PoolName.MAMBA
 
 
@@ -264,3 +266,33 @@ def test_a_failure_says_what_helps(attached, messages, error, advice):
     assert "4 of 4 pages of pool swa in " in line
     assert f"({kit.page_bytes(pools[SWA])} bytes a page)" in line
     assert error in line and advice in line
+
+
+def test_a_failing_exporter_costs_no_page(site, monkeypatch, messages):
+    """Nor is a transfer left that nobody waited for."""
+    anchor, pools = kit.mha(), {SWA: kit.paged("swa"), MAMBA: kit.mamba()}
+    broken = []
+
+    def export(pool, changes):
+        broken.append(pool)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ucm_connector, "exporters", lambda *_: [export])
+    store = site.attach(anchor, pools)
+    for pool in pools.values():
+        kit.fill(pool, range(2))
+    names = kit.keys(2)
+    move = [kit.transfer(n, p, names, range(2)) for n, p in pools.items()]
+    assert store.batch_set_v2(move) == dict.fromkeys(pools, [True, True])
+    assert store.batch_get_v2(move) == dict.fromkeys(pools, [True, True])
+    assert sorted(broken) == ["mamba", "swa"]
+    assert messages().count("its counts are exported no more") == 2
+
+
+def test_a_call_that_keeps_failing_is_logged_once(attached, monkeypatch, messages):
+    store, _, pools, names = attached
+    monkeypatch.setattr(store.connector.pools, "note_sources", boom)
+    move = [kit.transfer(SWA, pools[SWA], names, range(4))]
+    for _ in range(50):
+        assert store.batch_get_v2(move) == {SWA: [False] * 4}
+    assert messages().count("batch_get_v2 failed; answering a miss") == 1

@@ -30,6 +30,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ucm.integration.sglang.log_limit import LogLimit
+
 logger = logging.getLogger(__name__)
 
 
@@ -67,6 +69,8 @@ class CallGate:
 def served(miss: Callable[..., Any]) -> Callable:
     """Decorate a method of an object with a `gate`: miss(arguments) if closed or failed."""
 
+    limit = LogLimit()
+
     def decorate(method: Callable) -> Callable:
         @functools.wraps(method)
         def call(self, *args, **kwargs):
@@ -77,7 +81,10 @@ def served(miss: Callable[..., Any]) -> Callable:
             except NotInitializedError:
                 raise
             except Exception:
-                logger.exception("%s failed; answering a miss", method.__name__)
+                more = limit.allow(method.__name__)
+                if more is not None:
+                    text = "%s failed; answering a miss%s"
+                    logger.exception(text, method.__name__, more)
                 return miss(*args, **kwargs)
             finally:
                 self.gate.leave()

@@ -29,58 +29,79 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ucm.integration.sglang.block_files import Kind, StoreFolder
 
 logger = logging.getLogger(__name__)
 
 
+def clear_all(folders: Sequence[StoreFolder], model: str) -> str:
+    """Clear all of them or, if one refuses, none. Returns what is wrong, or "".
+
+    Safe beside other processes: who reads a block keeps it, what is stored from now on stays.
+    """
+    began = time.time()
+    reasons = [_told(refusal, folder, model) for folder in folders]
+    if any(reasons):
+        return "; ".join(filter(None, reasons)) + (
+            ". Nothing was removed. ucm_connector_config.namespace gives a deployment "
+            "folders of its own, which can be cleared"
+        )
+    return "; ".join(filter(None, [_clear(folder, began) for folder in folders]))
+
+
 def refusal(folder: StoreFolder, model: str) -> str:
     """Why this folder's pages may not be removed; "" if they may.
 
     A block's name is a digest and tells no model, but a store marks its folder before it
-    writes: one whose markers all name this model holds no other's. A folder of a configured
-    namespace is its deployment's own.
+    writes: one whose markers all name this model holds no other's. Older blocks, or ones of a
+    size that no marker tells, come from a UCM without markers. A configured namespace has
+    none of those.
     """
-    if folder.deployment:
-        return ""
     markers, unreadable = folder.markers()
     others = sorted({marker.format.model for marker in markers} - {model})
     if unreadable:
         return f"{folder.path}: marker {unreadable[0]} cannot be read"
-    if not markers:
-        return f"{folder.path}: no page format marker tells whose pages these are"
     if others:
         return f"{folder.path}: also holds pages of {', '.join(others)}"
+    if folder.deployment:
+        return ""
+    if not markers:
+        return f"{folder.path}: no page format marker tells whose pages these are"
+    is_told = _told_by_markers(folder)
+    strange = sum(not is_told(stat) for _, stat in _blocks(folder))
+    if strange:
+        return (
+            f"{folder.path}: {strange} blocks are older than its first marker or of a size "
+            "that none tells"
+        )
     return ""
 
 
-def clear(folder: StoreFolder) -> str:
-    """Remove every block; what could not be removed, as text, or "".
+def _told(check: Callable[..., str], *args: object) -> str:
+    """What the check says, or why it cannot."""
+    try:
+        return check(*args)
+    except OSError as e:
+        return f"{e.filename}: {e.strerror}"
 
-    Safe beside other processes: who reads a block keeps it, who writes one publishes it
-    afterwards. Files that are not blocks stay, and blocks that may be somebody else's: older
-    than the folder's first marker, or of a size that no marker tells, for a UCM without
-    markers can write there too.
-    """
-    began = time.monotonic()
-    is_own = _own_blocks(folder)
-    removed, removed_bytes, strange, failed = 0, 0, 0, ""
-    for kind, entry in folder.files():
-        if kind is not Kind.BLOCK:
-            continue
-        with contextlib.suppress(FileNotFoundError):
-            stat = entry.stat(follow_symlinks=False)
-            if not is_own(stat):
-                strange += 1
+
+def _clear(folder: StoreFolder, before: float) -> str:
+    """Remove the blocks that were stored before this time; what went wrong, or ""."""
+    began, removed, removed_bytes = time.monotonic(), 0, 0
+
+    def remove() -> str:
+        nonlocal removed, removed_bytes
+        for path, stat in _blocks(folder):
+            if stat.st_mtime > before:
                 continue
-            try:
-                os.unlink(entry.path)
-            except PermissionError as e:
-                failed = failed or f"{entry.path}: {e.strerror}"
-                continue
-            removed, removed_bytes = removed + 1, removed_bytes + stat.st_size
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+                removed, removed_bytes = removed + 1, removed_bytes + stat.st_size
+        return ""
+
+    wrong = _told(remove)
     logger.info(
         "L3 pool %s: removed %d pages, %d bytes from %s in %.1f s",
         folder.pool,
@@ -89,29 +110,18 @@ def clear(folder: StoreFolder) -> str:
         folder.path,
         time.monotonic() - began,
     )
-    if strange:
-        return (
-            f"{folder.path}: left {strange} blocks that are older than its first marker or "
-            "of a size that none tells"
-        )
-    return failed
+    return wrong
 
 
-def clear_all(folders: Sequence[StoreFolder], model: str) -> str:
-    """Clear all of them or, if one refuses, none. Returns what is wrong, or ""."""
-    reasons = [refusal(folder, model) for folder in folders]
-    if any(reasons):
-        return "; ".join(filter(None, reasons)) + (
-            ". Nothing was removed. ucm_connector_config.namespace gives a deployment "
-            "folders of its own, which can be cleared"
-        )
-    return "; ".join(filter(None, [clear(folder) for folder in folders]))
+def _blocks(folder: StoreFolder) -> Iterator[tuple[str, os.stat_result]]:
+    for kind, entry in folder.files():
+        if kind is Kind.BLOCK:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False)
 
 
-def _own_blocks(folder: StoreFolder) -> Callable[[os.stat_result], bool]:
-    """Whether a block is surely one of those that the folder's markers tell of."""
-    if folder.deployment:
-        return lambda stat: True
+def _told_by_markers(folder: StoreFolder) -> Callable[[os.stat_result], bool]:
+    """Whether a block can be one of those that the folder's markers tell of."""
     paths = [marker.path for marker in folder.markers()[0]]
     first = min((os.stat(path).st_mtime for path in paths), default=math.inf)
     sizes = folder.block_sizes()

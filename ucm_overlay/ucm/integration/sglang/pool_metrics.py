@@ -41,10 +41,11 @@ logger = logging.getLogger(__name__)
 PREFIX = "hicache_"
 _LABELS = ("model_name", "tp_rank", "pp_rank", "cp_rank", "pool")
 _HELD_SAMPLES = 1024
+_GIB = 1 << 30  # what SGLang's own backends call a GB
 
 
 class CallSamples:
-    """Pages and GB/s of each call since SGLang asked last; the oldest go if it never asks."""
+    """Pages and GiB/s of each call since SGLang asked last; the oldest go if it never asks."""
 
     def __init__(self):
         self._samples: deque[tuple[str, int, float]] = deque(maxlen=_HELD_SAMPLES)
@@ -61,7 +62,7 @@ class CallSamples:
         pages = max((pages for pages, _ in counts), default=0)
         if pages:
             moved_bytes = sum(pages * page_bytes for pages, page_bytes in counts)
-            self._samples.append((side, pages, moved_bytes / seconds / 1e9))
+            self._samples.append((side, pages, moved_bytes / seconds / _GIB))
 
     def drain(self) -> Any | None:
         """SGLang's StorageMetrics with the samples; None where this SGLang has none."""
@@ -93,13 +94,18 @@ def _optional(option: str, make: Any, *args: Any) -> Exporter | None:
 
 def _to_prometheus(keys: KeyScheme) -> Exporter:
     """Counters ucm:hicache_*_total at the server's own /metrics, labelled by pool and rank."""
-    counters = _counters()
     rank = (keys.model_name, keys.tp_rank, keys.pp_rank, keys.cp_rank)
+
+    counters = _counters()
+
+    @functools.cache
+    def counter(name: str, pool: str) -> Any:
+        return counters[name].labels(*rank, pool)
 
     def export(pool: str, changes: dict[str, float]) -> None:
         for name, change in changes.items():
             if change:
-                counters[name].labels(*rank, pool).inc(change)
+                counter(name, pool).inc(change)
 
     return export
 

@@ -161,6 +161,7 @@ class PoolRegistry:
         if dropped and not self._gc_options_named:
             self._gc_options_named = True
             logger.warning(
-                "sidecar pools take no garbage collection settings; dropped for them: %s",
+                "sidecar pools take no garbage collection settings; dropped for them: %s. "
+                "The option sidecar_capacity_gb bounds them",
                 ", ".join(dropped),
             )

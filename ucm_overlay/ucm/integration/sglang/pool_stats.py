@@ -24,10 +24,13 @@
 #
 """What each pool did since it was registered, counted once per call."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+logger = logging.getLogger(__name__)
 
 # Takes the pool's name and what one call adds to fields of PoolCounts.
 Exporter = Callable[[str, dict[str, float]], None]
@@ -119,4 +122,12 @@ class PoolStats:
             for name, change in changes.items():
                 setattr(counts, name, getattr(counts, name) + change)
         for export in self._exporters:
-            export(self._pool, changes)
+            try:
+                export(self._pool, changes)
+            except Exception as e:
+                # No page may fail for it, nor a read be left alone that is still going on.
+                self._exporters = [
+                    other for other in self._exporters if other != export
+                ]
+                text = "pool %s: its counts are exported no more: %r"
+                logger.error(text, self._pool, e)

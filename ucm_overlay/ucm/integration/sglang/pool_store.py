@@ -30,7 +30,6 @@ Nothing here raises: a page that could not be moved is False, and the log says w
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,6 +40,7 @@ import torch
 
 from ucm.integration.sglang.format_marker import PageFormat
 from ucm.integration.sglang.hicache_keys import block_ids
+from ucm.integration.sglang.log_limit import LogLimit
 from ucm.integration.sglang.page_layout import (
     LayoutError,
     PageLayout,
@@ -58,7 +58,6 @@ logger = logging.getLogger(__name__)
 Finish = Callable[[], list[bool]]
 
 _STAGING_TIMEOUT_S = 30.0
-_LOG_INTERVAL_S = 10.0
 # The store names an error as errno(3) does.
 _ADVICE = {
     "ENOSPC": "free space; `python -m ucm.integration.sglang.hicache prune` can",
@@ -363,22 +362,15 @@ class FailureLog:
     def __init__(self, pool: str, listener: Callable[[str], None] | None = None):
         self._pool = pool
         self._listener = listener
-        self._lock = threading.Lock()
-        self._last = {}
-        self._hidden = {}
+        self._limit = LogLimit()
 
     def report(self, op: str, failed: int, pages: int, cause: Exception | None) -> None:
         text = str(cause) if isinstance(cause, BlockError) else repr(cause)
         if self._listener is not None:
             self._listener(f"{op}: {text}")
-        now = time.monotonic()
-        with self._lock:
-            if now - self._last.get(op, -_LOG_INTERVAL_S) < _LOG_INTERVAL_S:
-                self._hidden[op] = self._hidden.get(op, 0) + 1
-                return
-            self._last[op] = now
-            hidden = self._hidden.pop(op, 0)
-        more = f" ({hidden} like this were not logged)" if hidden else ""
+        more = self._limit.allow(op)
+        if more is None:
+            return
         logger.error(
             "L3 %s failed for %d of %d pages of pool %s: %s%s%s",
             op,
