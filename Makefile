@@ -11,6 +11,7 @@ SHORT  ?=
 PUBLISH ?=
 ONLY   ?=
 SEED   ?=
+SIZE   ?=
 VARIANT ?= $(or $(SANITIZE),release)
 SGLANG ?=
 TESTS  ?=
@@ -84,7 +85,7 @@ build/bench/site: ci/requirements/bench.txt | build
 
 soak: build  ## crashes, races, faults, fuzz, a long run; SHORT=1 for CI, ONLY="crash,long run", SEED=, PUBLISH=1 into docs/
 	@ci/conformance.sh $(VARIANT) tests/reliability/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish) \
-		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED))
+		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size '$(SIZE)')
 
 drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
 	@$(venv) -m pytest tests/drift

@@ -62,7 +62,7 @@ class Worker:
             if dice < 0.4:
                 found = self.deployment.put(keys, pages, self.writer)
                 self._count("stored", found)
-                if phase != "cleared" and not all(map(all, found.values())):
+                if not all(map(all, found.values())):
                     raise Wrong(f"seed {self.plan.seed}: {keys} not stored: {found}")
             else:
                 self._read(keys, pages, may_vanish=phase != "quiet")

@@ -1,6 +1,7 @@
 """Page metadata, slots and keys that are malformed: refused or False, never a crash."""
 
 import logging
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -66,9 +67,7 @@ def bends(dice) -> dict:
 def one_try(site: kit.Site, seed: object) -> str:
     """Register with one malformation, or break a registered pool's transfers; how it ended."""
     dice = picks(seed)
-    store = site.attach(
-        kit.logical(), {"c4": kit.paged("c4")}, namespace=f"n{dice.random()}"
-    )
+    store = site.attach(kit.logical(), {"c4": kit.paged("c4")})
     made = bends(dice)
     name = dice.choice(list(made))
     pool = kit.mha()
@@ -82,6 +81,7 @@ def one_try(site: kit.Site, seed: object) -> str:
     finally:
         store.close()
         site._attached.remove(store)
+        shutil.rmtree(site.backends[0] / "sglang_v2")
 
 
 def _register(store, site: kit.Site, pool: Bent, name: str) -> str:

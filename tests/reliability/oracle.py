@@ -61,6 +61,7 @@ class Rank:
         world = self.world
         options = {"pp_rank": self.pp, "pp_size": world.pp_size}
         options |= {"mla": world.mla, "model": self.model, "backends": world.backends}
+        options["namespace"] = world.namespace
         tp = (self.tp, world.tp_size)
         self.store = world.site.attach(self.anchor, self.pools, tp=tp, **options)
         self.refused: set[str] = set()
@@ -91,6 +92,7 @@ class World:
         self.make_anchor, self.mla = ANCHORS[self.anchor_kind]
         self.logical = self.make_anchor is kit.logical
         self.page, self.backends = dice.choice([1, 2, 4, 16]), dice.choice([1, 2])
+        self.namespace = dice.choice([None, "n"])  # with one, clear() does its work
         self.tp_size, self.pp_size = dice.choice([1, 2, 4]), dice.choice([1, 1, 2])
         self.names = dice.sample(list(KINDS), dice.randint(0, 5))
         self.keys, self.stored, self.count = keys_of(N_KEY, seed), {}, 0
