@@ -1,6 +1,10 @@
 """Processes and threads that store, load and look up the same keys, while files are removed."""
 
+import json
 import multiprocessing
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -9,6 +13,7 @@ from pathlib import Path
 
 import hicache_kit as kit
 import numpy as np
+from _where import TREE
 from deployments import Deployment, Wrong, blocks, counts, keys_of, picks, v4_pools
 from hosts import Process
 from kit import Background
@@ -126,7 +131,7 @@ def serve(plan: Plan, number: int) -> dict:
 
 
 def prune(plan: Plan) -> int:
-    """Removes blocks as an operator's clean-up does, in the phases called pruned."""
+    """Remove any blocks, then the oldest ones by the operators' command, in phases called pruned."""
     dice, share, removed = picks(plan.seed, "prune"), plan.seconds / len(plan.phases), 0
     for phase in ("quiet", *plan.phases):
         plan.barrier.wait()
@@ -137,8 +142,24 @@ def prune(plan: Plan) -> int:
                 with suppress(FileNotFoundError):
                     path.unlink()
                     removed += 1
+            removed += prune_to(plan.root / "a", 8 << 20)
             time.sleep(0.2)
     return removed
+
+
+def prune_to(backend: Path, size: int) -> int:
+    """Blocks that the operators' command removed from a storage backend."""
+    words = (
+        f"-m ucm.integration.sglang.hicache prune {backend} --to-bytes {size} --delete"
+    )
+    run = subprocess.run(
+        [sys.executable, *words.split(), "--json"],
+        env={**os.environ, "PYTHONPATH": str(TREE)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return sum(folder["deleted"] for folder in json.loads(run.stdout))
 
 
 def can_clear(root: Path) -> bool:

@@ -515,13 +515,8 @@ def run(seed: int, folder: Path) -> dict:
     for name, trial in CASES.items():
         with TemporaryDirectory(prefix="soak-") as place:
             os.chmod(place, 0o755)  # some trials go on as another user
-            begin = time.monotonic()
             try:
                 found[name] = one(trial, Path(place))
             except Wrong as e:
                 raise Wrong(f"{name}: {e}") from e
-            print(
-                f"    {found[name]:<5} {name}, {time.monotonic() - begin:.0f} s",
-                flush=True,
-            )
     return found
