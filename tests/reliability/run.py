@@ -116,10 +116,12 @@ def main() -> int:
     args = parse()
     logging.getLogger().addHandler(logging.NullHandler())
     torch.set_num_threads(1)  # parts fork
-    described = machine.describe(MEMORY, ROOT)
     result = {}
     for name in args.only:
-        result[name] = one(name, args) | {"machine": machine.line(described)}
+        described = machine.describe(MEMORY, ROOT)
+        result[name] = one(name, args)
+        described["load at end"] = round(machine.load(), 2)
+        result[name]["machine"] = machine.line(described)
     out = ROOT / "out" / "soak"
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
