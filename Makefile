@@ -9,6 +9,9 @@ BUILD  ?=
 SANITIZE ?=
 SHORT  ?=
 PUBLISH ?=
+ONLY   ?=
+SEED   ?=
+SIZE   ?=
 VARIANT ?= $(or $(SANITIZE),release)
 SGLANG ?=
 TESTS  ?=
@@ -24,7 +27,7 @@ gpu_sglang = $(or $(SGLANG),0.5.16)
 
 .DEFAULT_GOAL := help
 .PHONY: help apply unapply status verify refresh rebase rebase-continue rebase-abort
-.PHONY: build demo test bench drift matrix gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
+.PHONY: build demo test bench soak drift matrix gtest conformance pr lint clean gpu-package gpu-e2e gpu-tables
 
 help:  ## list targets and variables
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | sort | awk -F'\t' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -70,6 +73,7 @@ test: build build/base/tree  ## tool, store and connector tests, on the real sto
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
 	@$(venv) -m pytest tests/bench
+	@$(venv) -m pytest tests/reliability
 
 bench: build build/base/tree build/bench/site  ## how fast it is, next to the kernel and others; SHORT=1 for CI, PUBLISH=1 into docs/
 	@$(venv) tests/bench/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish)
@@ -78,6 +82,10 @@ build/bench/site: ci/requirements/bench.txt | build
 	@rm -rf $@
 	@$(venv) -m pip install -q --disable-pip-version-check --no-deps --target $@ -r $<
 	@touch $@
+
+soak: build  ## crashes, races, faults, fuzz, a long run; SHORT=1 for CI, ONLY="crash,long run", SEED=, PUBLISH=1 into docs/
+	@ci/conformance.sh $(VARIANT) tests/reliability/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish) \
+		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size '$(SIZE)')
 
 drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
 	@$(venv) -m pytest tests/drift

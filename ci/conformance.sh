@@ -1,9 +1,12 @@
 #!/bin/sh
-# Run the store's tests on the tree that `make build VARIANT=...` built. Under a sanitizer a report ends the test's own
+# Run the store's tests, or what the words after the variant name to Python, on the tree that `make build VARIANT=...`
+# built: conformance.sh asan tests/reliability/run.py --short. Under a sanitizer a report ends the test's own
 # process, and so fails it. No suppressions: what is not instrumented (Python, numpy) is not looked at.
 set -eu
 cd "$(dirname "$0")/.."
 variant=${1:-release}
+[ $# = 0 ] || shift
+[ $# -gt 0 ] || set -- -m pytest tests/store
 tree=build/tree-$variant
 case $variant in
     release) tree=build/tree ;;
@@ -18,4 +21,4 @@ case $variant in
         export LD_PRELOAD TSAN_OPTIONS ASAN_OPTIONS UBSAN_OPTIONS
         ;;
 esac
-UCM_TREE=$tree exec build/venv/bin/python -m pytest tests/store
+UCM_TREE=$tree exec build/venv/bin/python "$@"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The system packages that `make build` needs, on Debian 12 or newer. Run as root.
+# The system packages that `make build` and the tests need (fuse3, btrfs-progs: tests/reliability), on Debian 12 or newer. Run as root.
 set -eu
-packages="g++ cmake make git zlib1g-dev googletest python3-dev python3-venv"
+packages="g++ cmake make git zlib1g-dev googletest python3-dev python3-venv fuse3 btrfs-progs"
 missing=
 for package in $packages; do
     dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package"

@@ -480,7 +480,7 @@ class Site:
         self.root = root
         self.backends = [root / "a", root / "b"]
         for path in self.backends:
-            path.mkdir()
+            path.mkdir(parents=True, exist_ok=True)
         self._attached = []
 
     @classmethod

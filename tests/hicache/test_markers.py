@@ -193,6 +193,19 @@ def test_formats_that_claim_at_once(site, links):
             shutil.rmtree(path / "sglang_v2")
 
 
+def test_a_claim_that_is_killed_leaves_nothing(site, monkeypatch):
+    """In the moment before the marker gets its name; an empty folder is all that stays."""
+    folder = site.backends[0] / "sglang_v2" / "x"
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            monkeypatch.setattr(format_marker.os, "link", lambda *_, **how: os._exit(0))
+            format_marker.claim([str(folder)], "_m", BF16)
+        os.waitpid(pid, 0)
+    assert [p for p in site.everything() if p.is_file()] == []
+    assert format_marker.claim([str(folder)], "_m", BF16)
+
+
 @pytest.mark.parametrize("mask", [0o022, 0o077])
 def test_users_of_one_group_share_a_root(site, mask):
     """Another uid finds the first one's markers, and adds its own model and pool."""

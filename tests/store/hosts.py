@@ -98,7 +98,12 @@ def _mount(*args: object) -> None:
 def read_only_view(source: Path, target: Path) -> None:
     private_mounts()
     _mount("--bind", source, target)
-    _mount("-o", "remount,bind,ro", target)
+    remount(target, "ro")
+
+
+def remount(target: Path, mode: str) -> None:
+    """mode: ro or rw."""
+    _mount("-o", f"remount,bind,{mode}", target)
 
 
 def small_disk(target: Path, size: int) -> None:

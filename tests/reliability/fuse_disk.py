@@ -1,0 +1,209 @@
+"""A file system whose calls can be failed, cut short, delayed and held: a folder behind FUSE.
+
+It serves another folder with direct I/O, so that errors and counts reach the caller as they are.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hosts import private_mounts
+from kit import until
+
+PR_SET_PDEATHSIG = 1
+
+
+class Rules:
+    """The server's side: what happens to which call. A rule is a dict, see Disk.add."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, dict] = {}
+        self._changed = threading.Condition()
+
+    def follow(self, commands) -> None:
+        while True:
+            number, rule = commands.recv()
+            with self._changed:
+                if rule is None:
+                    self._live.pop(number, None)
+                else:
+                    self._live[number] = rule
+                self._changed.notify_all()
+            commands.send("done")
+
+    def apply(self, op: str, path: str) -> int | None:
+        """Wait and raise as the first rule that fits says; the bytes that it lets through."""
+        with self._changed:
+            number, rule = self._match(op, path)
+            if rule is None:
+                return None
+            if rule["hold"]:
+                self._changed.wait_for(lambda: number not in self._live)
+        time.sleep(rule["delay_ms"] / 1000)
+        if rule["error"]:
+            raise OSError(rule["error"], op)
+        return rule["limit"]
+
+    def _match(self, op: str, path: str) -> tuple[int, dict | None]:
+        for number, rule in self._live.items():
+            if rule["op"] in (op, "any") and rule["token"] in path and rule["count"]:
+                rule["count"] -= 1
+                return number, rule
+        return 0, None
+
+
+def _operations(backing: Path, rules: Rules):
+    from mfusepy import Operations
+
+    def at(path: str) -> str:
+        return f"{backing}{path}"
+
+    class Passing(Operations):
+        use_ns = True
+
+        def getattr(self, path, fh=None):
+            rules.apply("stat", path)
+            st = os.fstat(fh) if fh else os.lstat(at(path))
+            names = "mode nlink uid gid size blocks".split()
+            times = {f"st_{t}time": getattr(st, f"st_{t}time_ns") for t in "amc"}
+            return {f"st_{n}": getattr(st, f"st_{n}") for n in names} | times
+
+        def readdir(self, path, fh):
+            return [".", "..", *os.listdir(at(path))]
+
+        def open(self, path, flags):
+            rules.apply("open", path)
+            return os.open(at(path), flags)
+
+        def create(self, path, mode, fi=None):
+            rules.apply("open", path)
+            return os.open(at(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+
+        def read(self, path, size, offset, fh):
+            limit = rules.apply("read", path)
+            return os.pread(fh, size if limit is None else min(size, limit), offset)
+
+        def write(self, path, data, offset, fh):
+            return os.pwrite(fh, data[: rules.apply("write", path)], offset)
+
+        def release(self, path, fh):
+            os.close(fh)
+
+        def rename(self, old, new):
+            rules.apply("publish", new)
+            os.rename(at(old), at(new))
+
+        def link(self, target, source):
+            os.link(at(source), at(target))
+
+        def chmod(self, path, mode):
+            os.chmod(at(path), mode)
+
+        def utimens(self, path, times=None):
+            os.utime(at(path), ns=times)
+
+        def mkdir(self, path, mode):
+            os.mkdir(at(path), mode)
+
+        def rmdir(self, path):
+            os.rmdir(at(path))
+
+        def unlink(self, path):
+            rules.apply("unlink", path)
+            os.unlink(at(path))
+
+        def statfs(self, path):
+            found = os.statvfs(at(path))
+            return {
+                name: getattr(found, name) for name in dir(found) if name[:2] == "f_"
+            }
+
+    return Passing()
+
+
+def _serve(backing: Path, mount: Path, commands, options: dict) -> None:
+    from mfusepy import FUSE
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    rules = Rules()
+    threading.Thread(target=rules.follow, args=(commands,), daemon=True).start()
+    options = {"direct_io": True, "hard_remove": True, "allow_other": True} | options
+    options |= {"max_threads": 256, "max_idle_threads": 256}  # many may be held
+    FUSE(_operations(backing, rules), str(mount), foreground=True, **options)
+    os._exit(0)
+
+
+class Disk:
+    """One mount. Make it before a store is opened in this process, for it forks."""
+
+    def __init__(self, backing: Path, mount: Path, **options) -> None:
+        why = missing()
+        if why:
+            pytest.skip(why)
+        self.mount = mount
+        self._numbers = iter(range(1, 10**6))
+        self._commands, theirs = multiprocessing.Pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            with suppress(BaseException):
+                _serve(backing, mount, theirs, options)
+            os._exit(1)
+        if not until(mount.is_mount, 10):
+            pytest.skip("mounting FUSE needs root and CAP_SYS_ADMIN")
+
+    def add(self, op: str, token: object = "", **effect) -> int:
+        """Hit calls of `op` ("any": all) on paths that contain the token.
+
+        error: errno. limit: bytes let through per call. hold: until dropped. count: calls hit.
+        """
+        known = {"error": 0, "limit": None, "delay_ms": 0, "hold": False, "count": -1}
+        number = next(self._numbers)
+        rule = known | {"op": op, "token": str(token)} | effect
+        self._command((number, rule))
+        return number
+
+    def drop(self, number: int) -> None:
+        self._command((number, None))
+
+    @contextmanager
+    def on(self, op: str, token: object = "", **effect):
+        number = self.add(op, token, **effect)
+        try:
+            yield
+        finally:
+            self.drop(number)
+
+    def _command(self, command: tuple) -> None:
+        self._commands.send(command)
+        self._commands.recv()
+
+    def die(self) -> None:
+        """What a server that crashed looks like: every call fails from now on."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def missing() -> str:
+    """Why there can be no such mount here; "" when there can."""
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "needs /dev/fuse, as a virtual machine of CI has it"
+    try:
+        import mfusepy  # noqa: F401
+    except (ImportError, OSError) as e:
+        return f"needs mfusepy and libfuse (ci/install-debian.sh): {e}"
+    return ""
+
+
+def pair(folder: Path, **options) -> tuple[Path, Disk]:
+    """A folder and its mount in a mount table of this process."""
+    private_mounts()
+    backing, mount = folder / "backing", folder / "mount"
+    backing.mkdir(parents=True)
+    mount.mkdir()
+    return backing, Disk(backing, mount, **options)
