@@ -83,8 +83,9 @@ def served(miss: Callable[..., Any]) -> Callable:
             except Exception:
                 more = limit.allow(method.__name__)
                 if more is not None:
-                    text = "%s failed; answering a miss%s"
-                    logger.exception(text, method.__name__, more)
+                    logger.exception(
+                        "%s failed; answering a miss%s", method.__name__, more
+                    )
                 return miss(*args, **kwargs)
             finally:
                 self.gate.leave()

@@ -129,5 +129,6 @@ class PoolStats:
                 self._exporters = [
                     other for other in self._exporters if other != export
                 ]
-                text = "pool %s: its counts are exported no more: %r"
-                logger.error(text, self._pool, e)
+                logger.error(
+                    "pool %s: its counts are exported no more: %r", self._pool, e
+                )
