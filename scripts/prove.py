@@ -2,8 +2,9 @@
 
 A header's `Proof:` names the test: a gtest fixture, or pytest's arguments. The entry's test
 files alone are added to the parent, where the test must build and fail. `new-api` before
-the name marks a test that cannot build there. Results are kept by content in build/points,
-so that a walk goes on where it stopped; the table goes to docs/bisect.md.
+the name marks a test that cannot build there. Good results are kept by content in
+docs/data/points.json, so that a walk goes on where one stopped, here or on another machine;
+the table goes to docs/bisect.md.
 """
 
 import argparse
@@ -30,7 +31,8 @@ from _series import Entry, read_header, read_series
 from build import GTEST, PYTHON
 
 WORK = BUILD / "points"
-POINT, TREE, KNOWN = WORK / "ucm", WORK / "tree-debug", WORK / "results.json"
+POINT, TREE = WORK / "ucm", WORK / "tree-debug"
+KNOWN = ROOT / "docs" / "data" / "points.json"
 PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
 TABLE = ROOT / "docs" / "bisect.md"
 TESTS = ("ucm/store/test/", "test/")
@@ -89,7 +91,8 @@ def main() -> int:
         if not only or entry.patch.startswith(only):
             rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
             print(" | ".join(rows[-1]), flush=True)
-            KNOWN.write_text(json.dumps(known, indent=1))
+            KNOWN.parent.mkdir(parents=True, exist_ok=True)
+            KNOWN.write_text(json.dumps(known, indent=1) + "\n")
         if not only:
             write_table(rows, entries)
     faults = sum(row[-1] != "ok" for row in rows)

@@ -154,7 +154,7 @@ def test_goes_on_where_it_stopped(project: Project, ucm: Path):
     git(ucm, "commit", "-q", "--amend", "-C", "HEAD", "--date=2026-05-05T00:00:00Z")
     refresh(project, ucm)
     assert walk(project) == rows and builds(project) == first + 2
-    known = project.root / "build" / "points" / "results.json"
+    known = project.root / "docs" / "data" / "points.json"
     assert len(json.loads(known.read_text())) == 4
     replace(ucm, ENGINE, "engine_line_30", "engine_row_30")
     git(ucm, "commit", "-q", "-a", "--amend", "-C", "HEAD")
