@@ -99,8 +99,92 @@ def test_inspect_tells_deployments_and_pools_apart(site, tool):
 def test_inspect_of_nothing(site, tool):
     code, text = tool("inspect", site.root / "gone")
     assert code == 2 and "gone" in text
+    (site.backends[0] / ".tmp").mkdir()
     code, found = tool("inspect", site.backends[0], "--json")
     assert code == 0 and [entry["pages"] for entry in found] == [0]
+
+
+COMMANDS = [
+    ["inspect"],
+    ["verify"],
+    ["prune", "--delete", "--older-than", "1m"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_slip_is_no_empty_cache(site, tool, command):
+    aged(site)
+    empty = site.root / "empty"
+    empty.mkdir()
+    before = site.everything()
+    for slip, words in (
+        (["--pool", "swb"], "no pool 'swb' here; there are: 'kv', 'mamba', 'swa'"),
+        (["--namespace", "fp8"], "no namespace 'fp8' here; there are: ''"),
+        ([empty], f"{empty} holds no store"),
+    ):
+        code, text = tool(*command, site.backends[0], *slip)
+        assert code == 2 and words in text
+    assert site.everything() == before
+
+
+def overlaps(site):
+    """Lists of roots that all lead to the same folders."""
+    root = site.backends[0]
+    link = site.root / "link"
+    link.symlink_to(root)
+    (swa,) = (root / "ns-fp8" / "sglang_v2").glob("swa_*")
+    spaces, inside = root / "ns-fp8", [swa, root]
+    return [root, f"{root}/"], [root, link], [root, spaces], [spaces, root], inside
+
+
+def test_roots_that_overlap_count_once(site, tool):
+    stored(site, namespace="fp8")
+    stored(site)
+    os.truncate(blocks_of(site, "swa")[0], 1)
+    once = counts(tool("inspect", site.backends[0], "--json")[1])
+    for roots in overlaps(site):
+        _, found = tool("inspect", *roots, "--json")
+        assert counts(found) == once, roots
+        _, found = tool("layout", *roots, "--json")
+        pools = [p for model in found for p in model["hicache_object_layout"]["pools"]]
+        assert len(found) == 2 and len(pools) == 6, roots
+        assert all(len(pool["folders"]) == 1 for pool in pools), roots
+        assert tool("verify", *roots, "--json")[1]["count"] == 1, roots
+
+
+def counts(found):
+    """What inspect tells, wherever it found it."""
+    return sorted(
+        (entry["namespace"], entry["pool"], entry["pages"]) for entry in found
+    )
+
+
+def test_prune_of_roots_that_overlap(site, tool):
+    """Counted twice, half of what may stay would go."""
+    _, pools = aged(site, namespace="fp8")
+    limit = str(sum(os.path.getsize(paths[0]) * 4 for paths in pools.values()))
+    root = site.backends[0]
+    _, found = tool(
+        "prune", root, root / "ns-fp8", "--to-bytes", limit, "--delete", "--json"
+    )
+    assert sum(entry["deleted"] for entry in found) == 12
+    assert len(site.files()) == 12
+
+
+def test_one_namespace(site, tool):
+    stored(site, namespace="fp8")
+    stored(site)
+    root = site.backends[0]
+    for name in ("", "fp8"):
+        _, found = tool("inspect", root, "--namespace", name, "--json")
+        assert {entry["namespace"] for entry in found} == {name} and len(found) == 3
+    limit = ["--to-bytes", "0", "--delete"]
+    assert tool("prune", root, "--namespace", "", *limit)[0] == 0
+    assert len(site.files()) == 24
+    assert all("ns-fp8" in path.parts for path in site.files())
+    os.truncate(site.files()[0], 1)
+    assert tool("verify", root, "--namespace", "")[0] == 0
+    assert tool("verify", root, "--namespace", "fp8")[0] == 1
 
 
 def test_inspect_needs_little_memory(site):
@@ -311,6 +395,48 @@ def test_prune_tells_what_it_cannot_delete(site, tool, monkeypatch):
     assert code == 1 and by_pool(found)["swa"]["deleted"] == 7
     assert by_pool(found)["swa"]["errors"] == [f"{pools['swa'][7]}: Permission denied"]
     assert site.files() == [pools["swa"][7]]
+
+
+def test_prune_goes_on_past_a_folder_that_it_cannot_read(site, tool, monkeypatch):
+    """Injected for the same reason, at the system's call."""
+    _, pools = aged(site)
+    shut = {str(path.parent) for path in pools["swa"][:3]}
+    stuck = [path for path in pools["swa"] if str(path.parent) in shut]
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path) in shut:
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    for limit in (["--older-than", "1m"], ["--to-bytes", "0"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", refuse)
+            code, found = tool("prune", site.backends[0], *limit, "--delete", "--json")
+        swa = by_pool(found)["swa"]
+        assert code == 1 and swa["failed"] == len(shut) == len(swa["errors"])
+        assert f"{min(shut)}: Permission denied" in swa["errors"]
+        assert site.files() == sorted(stuck)
+    deleted = {pool: entry["deleted"] for pool, entry in by_pool(found).items()}
+    assert deleted == {"kv": 0, "swa": 0, "mamba": 0}
+
+
+def test_prune_names_only_the_first_failures(site, tool, monkeypatch):
+    root = site.backends[0] / "00"
+    root.mkdir()
+    paths = [leave(root / f"00{random.randbytes(15).hex()}", HOUR) for _ in range(30)]
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", path)
+
+    command = ["prune", site.backends[0], "--older-than", "1m", "--delete"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        code, found = tool(*command, "--json")
+        counted = found[0]["failed"], len(found[0]["errors"])
+        assert code == 1 and counted == (len(paths), 20)
+        code, text = tool(*command)
+    assert code == 1 and f"not deleted: 10 more in {site.backends[0]}" in text
 
 
 def run_command(*args, **kw):

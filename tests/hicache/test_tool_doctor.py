@@ -1,15 +1,19 @@
 """The command doctor: each misconfiguration has its finding, and a good one has no error."""
 
+import argparse
 import copy
 import errno
 import json
 import os
 import re
 import resource
+import shlex
+import sys
 from pathlib import Path
 
 import hicache_kit as kit
 import pytest
+import sglang.srt.server_args as sglang_server_args
 import yaml
 from hicache_kit import PoolName
 
@@ -111,6 +115,10 @@ CONFIGS = {
     "out of range": ((*OPTIONS, "posix_lookup_concurrency"), 0, "error", "1 to 4096"),
     "engine": ((*OPTIONS, "posix_io_engine"), "uring", "error", "'psync' or 'aio'"),
     "sync": ((*OPTIONS, "posix_sync"), "always", "error", "always"),
+    "text for true": (("interface_v1",), "false", "warning", "takes it as true"),
+    "GC without": ((*OPTIONS, "posix_gc_concurrency"), 4, "warning", "_gb is not set"),
+    "capacity": ((*OPTIONS, "posix_capacity_gb"), 1 << 30, "warning", "disks together"),
+    "sidecars": ((*OPTIONS, "sidecar_capacity_gb"), 1 << 30, "warning", "all disks"),
     "GC": ((*OPTIONS, "posix_capacity_gb"), 100, "warning", "primary pool only"),
     "threads": (
         (*OPTIONS, "posix_data_trans_concurrency"),
@@ -125,6 +133,24 @@ CONFIGS = {
 def test_configurations(site, doctor, path, value, level, word):
     _, found = doctor(edited(good(site), path, value))
     assert any(word in text for text in found[level]), found
+
+
+def test_garbage_collection_that_is_off(site, doctor):
+    _, found = doctor(good(site, posix_gc_enable=False, posix_capacity_gb=1))
+    assert any("bounds nothing" in text for text in found["warning"]), found
+    _, found = doctor(good(site, posix_gc_enable=False))
+    assert not any("no garbage" in text for text in found["warning"]), found
+    _, found = doctor(good(site, posix_capacity_gb=1, sidecar_capacity_gb=1))
+    words = ("no garbage", "bounds nothing", "all disks")
+    assert not any(w in text for w in words for text in found["warning"]), found
+
+
+def test_an_interpreter_that_does_not_start(site, doctor, monkeypatch):
+    """What else was found stays."""
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    code, found = doctor(good(site, timeout=1))
+    assert code == 0 and any("/no/python" in text for text in found["note"])
+    assert any("mean timeout_ms?" in text for text in found["warning"])
 
 
 def test_everything_at_once(site, doctor):
@@ -185,6 +211,30 @@ def test_server_arguments_by_every_name():
     assert not ServerArgs.parse(groups).tp_spans_nodes
 
 
+def test_server_arguments_have_sglang_s_names():
+    """Each option string of SGLang's own parser."""
+    args = sglang_server_args.ServerArgs
+    theirs, ours = argparse.ArgumentParser(), ServerArgs.parser()
+    args.add_cli_args(theirs)
+    known = {action.dest: action.option_strings for action in ours._actions}
+    names = {a.dest: a.option_strings for a in theirs._actions if a.dest in known}
+    assert names.keys() >= known.keys() - {"dcp_size"}  # older ones lack it
+    for dest, options in names.items():
+        assert set(options) <= set(known[dest]), dest
+    server = ServerArgs.parse(
+        ["--enable-hicache", "--decode-context-parallel-size", "2"]
+    )
+    assert server.enable_hierarchical_cache and server.dcp_size == 2
+
+
+def test_server_arguments_as_one_text(site, doctor, capsys):
+    assert doctor(good(site), [shlex.join(GOOD_ARGS)])[0] == 0
+    for bad in (["--nnodes", "0"], ["--tp=-1"], ["--tp", "x"]):
+        code, text = doctor(good(site), bad)
+        assert code == 2 and "no number from 1 on" in text
+    assert doctor(good(site), ["--tp 'x"])[0] == 2
+
+
 def test_yaml(site, doctor, monkeypatch):
     """The same as YAML, UCM's part alone, and that part from the environment."""
     extra = good(site)
@@ -239,17 +289,44 @@ def test_pools_that_direct_io_cannot_serve(site, doctor):
     site.attach(kit.logical(), pools, namespace="v4")
     for wish in ({"io_direct": True}, {"posix_io_engine": "aio"}):
         _, found = doctor(good(site, namespace="v4", **wish))
-        odd = [text for text in found["note"] if "buffered psync" in text]
+        odd = [text for text in found["note"] if "uses buffered psync" in text]
         assert len(odd) == 1 and "pool swa" in odd[0] and "384" in odd[0]
     _, found = doctor(good(site, namespace="v4"))
     assert not any("psync" in text for text in found["note"])
+    _, found = doctor(good(site, backends=2, namespace="new", io_direct=True))
+    assert sum("unknown until the first start" in t for t in found["note"]) == 1
+    _, found = doctor(good(site, namespace="v4", io_direct=True))
+    assert not any("unknown until" in text for text in found["note"])
 
 
 def test_a_folder_that_takes_no_files(site, doctor, monkeypatch):
     """Injected: these tests may run as root, to whom nothing is forbidden."""
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
-    _, found = doctor(good(site))
-    assert any("stores nothing" in text for text in found["warning"])
+    extra, two = good(site), good(site, backends=2)
+
+    def starts(extra):
+        code, found = doctor(extra)
+        level, words = (
+            ("error", "does not start") if code else ("warning", "stores nothing")
+        )
+        assert any(words in text for text in found[level]), found
+        return code == 0
+
+    assert not starts(extra)
+    for root in site.backends:
+        (root / "sglang_v2").mkdir()
+    assert not starts(extra)
+    for root in site.backends:
+        (root / "sglang_v2" / "swa_256x1").mkdir()
+    assert starts(extra) and not starts(two)
+    for root in site.backends:
+        for shard in "0123456789abcdef":
+            (root / shard).mkdir()
+    assert starts(two)
+    assert not starts(good(site, namespace="new"))
+    (site.backends[0] / "sglang_v2" / "swa_256x1").rmdir()
+    monkeypatch.setattr(os, "access", lambda path, _: "sglang_v2" not in str(path))
+    assert not starts(extra)
 
 
 def test_a_full_disk(site, doctor, monkeypatch):

@@ -190,9 +190,9 @@ def test_launch_recipes_mean_to_sglang_what_the_page_says(tmp_path):
 
 
 def test_tool_commands_run(tmp_path):
-    """On empty folders: 1 is a finding, 2 would be a call that is wrong."""
+    """On stores without blocks: 1 is a finding, 2 would be a call that is wrong."""
     for name in ("ucm", "ucm-a", "ucm-b"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name / ".layout").mkdir(parents=True)
     page = OPERATOR.read_text()
     extra = next(text for kind, text in FENCE.findall(page) if kind == "json")
     (tmp_path / "extra.json").write_text(extra.replace("/mnt", str(tmp_path)))
