@@ -34,12 +34,11 @@ One pass, no name is kept, no symbolic link is followed. Other processes may wri
 meanwhile: what has gone when it is looked at is left out.
 """
 
-import contextlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -58,6 +57,7 @@ _UNSHARDED_FOLDER = "data"
 _SHARD_FOLDER = re.compile(r"[0-9a-f]{1,5}")
 _BLOCK = re.compile(r"[0-9a-f]{32}")
 _COLLECTOR_LOCK = re.compile(r"\.gc-\d+\.lock")
+Failed = Callable[[OSError], None] | None
 
 
 class Kind(str, Enum):
@@ -101,18 +101,22 @@ class StoreFolder:
     deployment: str = ""
     page_bytes: int = 0
 
-    def files(self) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
-        """Every file with what it is; a folder that is not the store's is one UNKNOWN entry."""
-        for entry in _entries(self.path):
+    def files(self, failed: Failed = None) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
+        """Every file with what it is; a folder that is not the store's is one UNKNOWN entry.
+
+        failed: told of each folder that cannot be read, instead of an OSError that ends all.
+        """
+        for entry in _entries(self.path, failed):
             if not entry.is_dir(follow_symlinks=False):
                 if not _COLLECTOR_LOCK.fullmatch(entry.name):
                     yield Kind.UNKNOWN, entry
             elif entry.name in _NAMES:
-                yield from _named(self.path, entry.name)
+                yield from _named(self.path, entry.name, failed)
             elif is_shard_folder(entry.name):
-                yield from _blocks(entry)
+                yield from _blocks(entry, failed)
             elif self.pool == PRIMARY_POOL and entry.name == SIDECAR_FOLDER:
-                yield from ((Kind.UNKNOWN, e) for e in _strangers(entry.path))
+                strangers = _strangers(entry.path, failed)
+                yield from ((Kind.UNKNOWN, e) for e in strangers)
             elif not self._holds_deployment(entry.name):
                 yield Kind.UNKNOWN, entry
 
@@ -135,6 +139,14 @@ class StoreFolder:
         if self.page_bytes:
             return frozenset([self.page_bytes])
         return frozenset(sum(m.format.component_sizes) for m in self.markers()[0])
+
+    def holds_store(self) -> bool:
+        """Whether a store was ever opened here."""
+        return self.page_bytes > 0 or any(
+            entry.is_dir(follow_symlinks=False)
+            and (entry.name in _NAMES or is_shard_folder(entry.name))
+            for entry in _entries(self.path)
+        )
 
     def _holds_deployment(self, name: str) -> bool:
         at_top = self.pool == PRIMARY_POOL and not self.deployment
@@ -193,21 +205,30 @@ def _is_sidecar(entry: os.DirEntry[str]) -> bool:
     return named and entry.is_dir(follow_symlinks=False)
 
 
-def _strangers(sidecars: str) -> Iterator[os.DirEntry[str]]:
+def _strangers(sidecars: str, failed: Failed) -> Iterator[os.DirEntry[str]]:
     return (
         entry
-        for entry in _entries(sidecars)
+        for entry in _entries(sidecars, failed)
         if not _is_sidecar(entry) and not _COLLECTOR_LOCK.fullmatch(entry.name)
     )
 
 
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        yield from entries
+def _entries(folder: str, failed: Failed = None) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except FileNotFoundError:
+        pass
+    except OSError as e:
+        if failed is None:
+            raise
+        failed(e)
 
 
-def _named(store: str, folder: str) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
-    for entry in _entries(os.path.join(store, folder)):
+def _named(
+    store: str, folder: str, failed: Failed = None
+) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
+    for entry in _entries(os.path.join(store, folder), failed):
         kind = Kind.UNKNOWN
         if entry.is_file(follow_symlinks=False):
             kinds = (
@@ -217,10 +238,12 @@ def _named(store: str, folder: str) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
         yield kind, entry
 
 
-def _blocks(folder: os.DirEntry[str]) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
+def _blocks(
+    folder: os.DirEntry[str], failed: Failed
+) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
     """Blocks that the store would look for in this folder; a UCM without .tmp/ wrote beside."""
     prefix = "" if folder.name == _UNSHARDED_FOLDER else folder.name
-    for entry in _entries(folder.path):
+    for entry in _entries(folder.path, failed):
         stem, dot, rest = entry.name.partition(".")
         known = _BLOCK.fullmatch(stem) and stem.startswith(prefix)
         if not known or not entry.is_file(follow_symlinks=False):

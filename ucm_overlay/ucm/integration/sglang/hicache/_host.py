@@ -31,6 +31,7 @@ import resource
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ucm.integration.sglang.block_files import StoreFolder, store_folders
@@ -39,13 +40,20 @@ from ucm.integration.sglang.hicache._report import size_text
 from ucm.integration.sglang.hicache._server import ServerArgs
 from ucm.integration.sglang.hicache_config import (
     ANCHOR_DEFAULTS,
+    SIDECAR_CAPACITY,
     SIDECAR_DEFAULTS,
+    SIDECAR_FOLDER,
     HicacheConfig,
     wants_direct_io,
 )
 from ucm.integration.sglang.hicache_options import STORE, find
 
 DIRECT_UNIT = 4096
+# Of a size that any I/O can serve.
+PAGE = SimpleNamespace(
+    component_size=4096, component_count=1, page_bytes=4096, aligned=True
+)
+_SHARDS = "data_dir_shard_bytes"
 _LEAST_FREE = 0.05
 # DeepSeek V4 has six, a draft model up to three more.
 _MOST_POOLS = 9
@@ -74,13 +82,43 @@ def check_folders(config: HicacheConfig, server: ServerArgs) -> Iterator[Finding
             yield from _check_direct(
                 folder, kind, bool(config.options.get("io_direct"))
             )
-        else:
-            text = f"{folder} takes no files of this user: it gives hits, and stores nothing"
-            yield Finding(WARNING, text, f"chown or chmod {folder}")
+        yield from _check_rights(backend, folder, config)
         yield from _check_space(folder, kind)
         yield from _check_sharing(folder, kind, server)
-        if wants_direct_io(config.options):
-            yield from _check_alignment(backend)
+    if wants_direct_io(config.options):
+        yield from _check_alignment(config.backends)
+
+
+def _check_rights(
+    backend: str, folder: str, config: HicacheConfig
+) -> Iterator[Finding]:
+    """The server starts in what is there, and ends where it has to make a folder."""
+    sidecars = os.path.join(backend, SIDECAR_FOLDER)
+    there = (path for path in (folder, sidecars) if os.path.isdir(path))
+    shut = [path for path in there if not os.access(path, os.W_OK | os.X_OK)]
+    if not shut:
+        return
+    missing = _needed(backend, config) if folder in shut else []
+    missing = [path for path in missing if not os.path.isdir(path)]
+    if sidecars in shut and not any(f.page_bytes for f in store_folders(backend)):
+        missing.append(os.path.join(sidecars, "<pool>"))
+    text, fix = f"{shut[0]} takes no files of this user: ", f"chown or chmod {shut[0]}"
+    if missing:
+        text += f"a server that has to make {missing[0]} does not start"
+        yield Finding(ERROR, text, fix)
+    else:
+        yield Finding(WARNING, text + "it gives hits, and stores nothing", fix)
+
+
+def _needed(backend: str, config: HicacheConfig) -> list[str]:
+    """The folders that must be there, or be made at the start."""
+    options = config.anchor_store(PAGE)
+    needed = [backend, os.path.join(backend, SIDECAR_FOLDER)]
+    digits = options.get(_SHARDS, find(STORE, _SHARDS).default)
+    if options["data_dir_on_demand"] or digits not in range(6):
+        return needed
+    shards = [f"{n:0{digits}x}" for n in range(16**digits)] if digits else ["data"]
+    return needed + [os.path.join(backend, shard) for shard in shards]
 
 
 def _existing(path: str) -> str:
@@ -147,13 +185,18 @@ def _check_sharing(folder: str, kind: str, server: ServerArgs) -> Iterator[Findi
         )
 
 
-def _check_alignment(backend: str) -> Iterator[Finding]:
+def _check_alignment(backends: list[str]) -> Iterator[Finding]:
     """Pools that are on disk already, so that their pages' sizes are known."""
-    if not os.path.isdir(backend):
-        return
-    for folder in store_folders(backend):
-        odd = [size for size in _component_sizes(folder) if size % DIRECT_UNIT]
-        if odd and not folder.deployment:
+    there = (store_folders(backend) for backend in backends if os.path.isdir(backend))
+    folders = [f for found in there for f in found if not f.deployment]
+    sizes = [_component_sizes(folder) for folder in folders]
+    if not any(sizes):
+        text = "the pools' page sizes are unknown until the first start: one with pieces of no "
+        text += f"multiple of {DIRECT_UNIT} bytes will use buffered psync"
+        yield Finding(NOTE, text, "run this again after it")
+    for folder, known in zip(folders, sizes, strict=True):
+        odd = [size for size in known if size % DIRECT_UNIT]
+        if odd:
             text = f"pool {folder.pool} has pieces of {odd[0]:,} bytes, no multiple of "
             text += f"{DIRECT_UNIT}: it uses buffered psync"
             yield Finding(NOTE, text)
@@ -162,6 +205,20 @@ def _check_alignment(backend: str) -> Iterator[Finding]:
 def _component_sizes(folder: StoreFolder) -> set[int]:
     markers, _ = folder.markers()
     return {size for marker in markers for size in marker.format.component_sizes}
+
+
+def check_capacity(config: HicacheConfig) -> Iterator[Finding]:
+    """Capacities that are never reached, as the disk is full before."""
+    disks = {}
+    for folder in map(_existing, config.backends):
+        found = os.statvfs(folder)
+        disks[os.stat(folder).st_dev] = found.f_blocks * found.f_frsize
+    total = sum(disks.values())
+    for key in ("posix_capacity_gb", SIDECAR_CAPACITY):
+        value = config.options.get(key)
+        if isinstance(value, int) and value << 30 > total > 0:
+            text = f"{key} is {value}, and all disks together have {size_text(total)}"
+            yield Finding(WARNING, text, "what the disk can hold, in GiB")
 
 
 def check_limits(config: HicacheConfig, server: ServerArgs) -> Iterator[Finding]:

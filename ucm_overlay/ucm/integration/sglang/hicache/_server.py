@@ -25,6 +25,7 @@
 """The server arguments on which the cache depends."""
 
 import argparse
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
@@ -49,24 +50,42 @@ class ServerArgs:
 
     @classmethod
     def parse(cls, args: Sequence[str] | None) -> "ServerArgs":
-        """SGLang's other arguments are passed over; a bad value ends the program."""
+        """SGLang's other arguments are passed over; a bad value ends the program.
+
+        One argument may hold them all, quoted as for a shell.
+        """
+        given = list(args or [])
+        given = shlex.split(given[0]) if len(given) == 1 else given
+        known, _ = cls.parser().parse_known_args(given)
+        return cls(given=args is not None, **vars(known))
+
+    @classmethod
+    def parser(cls) -> argparse.ArgumentParser:
+        """With every name that SGLang has for them."""
         parser = argparse.ArgumentParser(
             prog="--sglang-args", add_help=False, allow_abbrev=False
         )
-        long = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+        long = {
+            "tp": "tensor",
+            "pp": "pipeline",
+            "dp": "data",
+            "dcp": "decode-context",
+        }
         for field in fields(cls)[1:]:
             flags = ["--" + field.name.replace("_", "-")]
+            if field.name == "enable_hierarchical_cache":
+                flags.append("--enable-hicache")
             if field.type is bool:
                 parser.add_argument(*flags, action="store_true")
                 continue
             short = field.name.removesuffix("_size")
             if short in long:
                 flags += [f"--{short}", f"--{long[short]}-parallel-size"]
+            kind = _count if field.type is int else field.type
             parser.add_argument(
-                *flags, dest=field.name, type=field.type, default=field.default
+                *flags, dest=field.name, type=kind, default=field.default
             )
-        known, _ = parser.parse_known_args(args or [])
-        return cls(given=args is not None, **vars(known))
+        return parser
 
     @property
     def ranks_a_node(self) -> int:
@@ -79,6 +98,12 @@ class ServerArgs:
         """Whether ranks that share pages, one of them writing for all, are on several nodes."""
         groups = self.dp_size if self.enable_dp_attention else 1
         return self.nnodes > 1 and self.tp_size // groups > self.ranks_a_node
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
 
 
 def check_server(server: ServerArgs) -> Iterator[Finding]:

@@ -73,10 +73,7 @@ for options in json.load(sys.stdin):
     native.PipelineStore().Stack("Posix", str(library), options)
 """
 _TRIAL_TIMEOUT_S = 60
-# Of a size that any I/O can serve.
-_PAGE = SimpleNamespace(
-    component_size=4096, component_count=1, page_bytes=4096, aligned=True
-)
+_NO_TRIAL = ("ImportError", "ModuleNotFoundError", "OSError", "TimeoutExpired")
 _CLASS = {
     "module_path": "ucm.integration.sglang.unifiedcache_store",
     "class_name": "UnifiedCacheStore",
@@ -122,6 +119,7 @@ def _examine(args: argparse.Namespace) -> Iterator[Finding]:
     yield from _check_values(config)
     yield from _check_gc(config)
     yield from _host.check_folders(config, server)
+    yield from _host.check_capacity(config)
     yield from _host.check_limits(config, server)
 
 
@@ -192,6 +190,10 @@ def _mend_interface(extra: dict[str, Any]) -> Iterator[Finding]:
             check_interface(extra)
         except ValueError as e:
             yield Finding(ERROR, str(e), 'add "interface_v1": true')
+        else:
+            if extra["interface_v1"] not in (True, 1):
+                text = f"interface_v1 is {extra['interface_v1']!r}: SGLang takes it as true"
+                yield Finding(WARNING, text, 'write "interface_v1": true')
     extra["interface_v1"] = True
 
 
@@ -231,11 +233,12 @@ def _check_values(config: HicacheConfig) -> Iterator[Finding]:
     options = {key: value for key, value in config.options.items() if find(STORE, key)}
     with tempfile.TemporaryDirectory() as folder:
         trial = replace(config, backends=[folder], options=options)
-        stores = [trial.anchor_store(_PAGE), trial.sidecar_store("trial", _PAGE)]
+        pages = _host.PAGE
+        stores = [trial.anchor_store(pages), trial.sidecar_store("trial", pages)]
         for store in stores:
             os.makedirs(store["storage_backends"][0], exist_ok=True)
         answer = _try(stores, folder)
-    if answer.startswith(("ImportError", "ModuleNotFoundError", "TimeoutExpired")):
+    if answer.startswith(_NO_TRIAL):
         text = f"the options' values were not checked: {answer}"
         yield Finding(NOTE, text, "run this where the server runs")
     elif answer:
@@ -261,6 +264,8 @@ def _try(stores: list[dict[str, Any]], folder: str) -> str:
         )
     except subprocess.TimeoutExpired as e:
         return f"TimeoutExpired: {e}"
+    except OSError as e:
+        return f"OSError: {e}"
     if done.returncode == 0:
         return ""
     return (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
@@ -274,3 +279,12 @@ def _check_gc(config: HicacheConfig) -> Iterator[Finding]:
             "bounded by them",
             "sidecar_capacity_gb bounds all sidecar pools together",
         )
+    enabled = config.options.get("posix_gc_enable", True)
+    if config.options.get("posix_capacity_gb"):
+        if not enabled:
+            text = "posix_gc_enable is false: posix_capacity_gb bounds nothing"
+            yield Finding(WARNING, text, '"posix_gc_enable": true, or no capacity')
+    elif enabled and config.gc_options:
+        text = f"{', '.join(config.gc_options)}: no garbage is collected in the primary pool, "
+        text += "as posix_capacity_gb is not set"
+        yield Finding(WARNING, text, "set posix_capacity_gb, in GiB")

@@ -40,8 +40,8 @@ from ucm.integration.sglang.block_files import (
     StoreFolder,
     is_left_over,
     stat,
-    store_folders,
 )
+from ucm.integration.sglang.hicache import _folders
 from ucm.integration.sglang.hicache._report import (
     progress,
     show,
@@ -101,13 +101,11 @@ class Usage:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("roots", nargs="+", metavar="ROOT", help="a storage backend")
-    parser.add_argument("--pool", help="only this pool; kv is the primary one")
+    _folders.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    folders = [f for root in args.roots for f in store_folders(root)]
-    usages = [_usage(f) for f in folders if args.pool in (None, f.pool)]
+    usages = [_usage(folder) for folder in _folders.chosen(args)]
     show(args, [asdict(usage) for usage in usages], _lines(usages))
     return 0
 

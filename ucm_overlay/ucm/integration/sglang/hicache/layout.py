@@ -32,7 +32,8 @@ md5(page hash + suffix), 32 hex digits, below the pool's folder.
 
 import argparse
 
-from ucm.integration.sglang.block_files import Marker, StoreFolder, store_folders
+from ucm.integration.sglang.block_files import Marker, StoreFolder
+from ucm.integration.sglang.hicache._folders import distinct
 from ucm.integration.sglang.hicache._report import show, table
 
 
@@ -42,10 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     models: dict[tuple[str, str], dict] = {}
-    for root in args.roots:
-        for folder in store_folders(root):
-            for marker in folder.markers()[0]:
-                _add(models, folder, marker)
+    for folder in distinct(args.roots):
+        for marker in folder.markers()[0]:
+            _add(models, folder, marker)
     data = [models[key] for key in sorted(models)]
     rows = [
         (

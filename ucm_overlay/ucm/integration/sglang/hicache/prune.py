@@ -25,14 +25,15 @@
 """Delete the blocks that were written longest ago; only shows what it would do unless --delete.
 
 Safe beside a running server, to which a deleted block is a miss. Format markers, temporaries
-of less than an hour and files that are no store's stay; older temporaries go too.
+of less than an hour and files that are no store's stay; older temporaries go too. It does not
+know timeout_ms: where a server has more than an hour there, a page that it is writing can go.
 """
 
 import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from ucm.integration.sglang.block_files import (
@@ -40,8 +41,8 @@ from ucm.integration.sglang.block_files import (
     StoreFolder,
     is_left_over,
     stat,
-    store_folders,
 )
+from ucm.integration.sglang.hicache import _folders
 from ucm.integration.sglang.hicache._report import (
     parse_age,
     parse_size,
@@ -50,6 +51,8 @@ from ucm.integration.sglang.hicache._report import (
     size_text,
     table,
 )
+
+_NAMED = 20
 
 
 @dataclass
@@ -69,7 +72,10 @@ class Cut:
 
 @dataclass
 class Outcome:
-    """Of one folder: what was there, what went, and why something could not go."""
+    """Of one folder: what was there, what went, and why something could not go.
+
+    errors: the first of the failed.
+    """
 
     path: str
     pool: str
@@ -78,12 +84,17 @@ class Outcome:
     deleted: int = 0
     deleted_bytes: int = 0
     temporaries: int = 0
+    failed: int = 0
     errors: list[str] = field(default_factory=list)
+
+    def fail(self, error: OSError) -> None:
+        self.failed += 1
+        if len(self.errors) < _NAMED:
+            self.errors.append(f"{error.filename}: {error.strerror}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("roots", nargs="+", metavar="ROOT", help="a storage backend")
-    parser.add_argument("--pool", help="only this pool; kv is the primary one")
+    _folders.add_arguments(parser)
     limit = parser.add_mutually_exclusive_group(required=True)
     limit.add_argument(
         "--older-than", type=parse_age, metavar="AGE", help="30m, 12h, 7d"
@@ -98,23 +109,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when something could not be deleted."""
-    folders = [f for root in args.roots for f in store_folders(root)]
-    folders = [f for f in folders if args.pool in (None, f.pool)]
+    """1 when something could not be read or deleted."""
+    folders = _folders.chosen(args)
     if args.older_than is not None:
         cut = Cut(int(time.time() - args.older_than))
     else:
         cut = _cut_to(args.to_bytes, folders)
     outcomes = [_prune(folder, cut, args.delete) for folder in folders]
     show(args, [vars(outcome) for outcome in outcomes], _lines(args, outcomes))
-    return 1 if any(outcome.errors for outcome in outcomes) else 0
+    return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
 def _cut_to(limit: int, folders: list[StoreFolder]) -> Cut:
     """A pass of its own, which keeps one number for each second in which blocks were written."""
     written: Counter[int] = Counter()
     for folder in folders:
-        for kind, _, found in _files(folder):
+        for kind, _, found in _files(folder, lambda _: None):  # _prune() tells
             if kind is Kind.BLOCK:
                 written[int(found.st_mtime)] += found.st_size
     excess = written.total() - limit
@@ -127,14 +137,14 @@ def _cut_to(limit: int, folders: list[StoreFolder]) -> Cut:
 
 def _prune(folder: StoreFolder, cut: Cut, delete: bool) -> Outcome:
     outcome = Outcome(folder.path, folder.pool)
-    for kind, entry, found in _files(folder):
+    for kind, entry, found in _files(folder, outcome.fail):
         block = kind is Kind.BLOCK
         if block:
             outcome.pages += 1
             outcome.bytes += found.st_size
         if not (cut.takes(found) if block else is_left_over(found)):
             continue
-        if delete and not _delete(entry.path, outcome.errors):
+        if delete and not _delete(entry.path, outcome.fail):
             continue
         outcome.temporaries += not block
         outcome.deleted += block
@@ -143,16 +153,22 @@ def _prune(folder: StoreFolder, cut: Cut, delete: bool) -> Outcome:
 
 
 def _files(
-    folder: StoreFolder,
+    folder: StoreFolder, failed: Callable[[OSError], None]
 ) -> Iterator[tuple[Kind, os.DirEntry[str], os.stat_result]]:
-    """The blocks and temporaries of one folder."""
-    for kind, entry in progress(folder.files(), folder.pool):
-        found = stat(entry) if kind in (Kind.BLOCK, Kind.TEMPORARY) else None
+    """The blocks and temporaries of one folder that can be read."""
+    for kind, entry in progress(folder.files(failed), folder.pool):
+        if kind not in (Kind.BLOCK, Kind.TEMPORARY):
+            continue
+        try:
+            found = stat(entry)
+        except OSError as e:
+            failed(e)
+            continue
         if found is not None:
             yield kind, entry, found
 
 
-def _delete(path: str, errors: list[str]) -> bool:
+def _delete(path: str, failed: Callable[[OSError], None]) -> bool:
     """False when it is still there, or somebody else deleted it."""
     try:
         os.unlink(path)
@@ -160,7 +176,7 @@ def _delete(path: str, errors: list[str]) -> bool:
     except FileNotFoundError:
         return False
     except OSError as e:
-        errors.append(f"{path}: {e.strerror}")
+        failed(e)
         return False
 
 
@@ -182,5 +198,7 @@ def _lines(args: argparse.Namespace, outcomes: list[Outcome]) -> Iterator[str]:
     yield from table(header, rows)
     for outcome in outcomes:
         yield from (f"not deleted: {error}" for error in outcome.errors)
+        if outcome.failed > _NAMED:
+            yield f"not deleted: {outcome.failed - _NAMED:,} more in {outcome.path}"
     if not args.delete:
         yield "nothing was deleted; --delete does it"

@@ -35,15 +35,15 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from ucm.integration.sglang.block_files import Kind, StoreFolder, stat, store_folders
+from ucm.integration.sglang.block_files import Kind, StoreFolder, stat
+from ucm.integration.sglang.hicache import _folders
 from ucm.integration.sglang.hicache._report import progress, show
 
 _READ_BYTES = 4 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("roots", nargs="+", metavar="ROOT", help="a storage backend")
-    parser.add_argument("--pool", help="only this pool; kv is the primary one")
+    _folders.add_arguments(parser)
     parser.add_argument("--read", action="store_true", help="read every block")
     parser.add_argument(
         "--limit",
@@ -55,11 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """1 when something is wrong."""
-    folders = [f for root in args.roots for f in store_folders(root)]
     faults, count = [], 0
-    for folder in folders:
-        if args.pool not in (None, folder.pool):
-            continue
+    for folder in _folders.chosen(args):
         for path, text in _faults(folder, args.read):
             count += 1
             if len(faults) < args.limit:

@@ -28,6 +28,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string_view>
 #include <sys/stat.h>
 #include <system_error>
@@ -82,7 +83,11 @@ BlockCollector::Report BlockCollector::Collect(const Roots& roots)
     Report report;
     Folders all;
     std::vector<Folders> each;
+    std::set<std::pair<dev_t, ino_t>> known;
     for (const auto& root : roots) {
+        struct stat st;  // two names may lead to one folder
+        if (stat(root.path.c_str(), &st) != 0) { continue; }
+        if (!known.emplace(st.st_dev, st.st_ino).second) { continue; }
         each.push_back(FoldersOf(root));
         all.insert(all.end(), each.back().begin(), each.back().end());
     }

@@ -46,6 +46,16 @@ Status FileLocks::Acquire(std::vector<std::string> paths)
     return Status::OK();
 }
 
+/** Under another name, too: a second handle would be kept out by the first one's lock. */
+bool FileLocks::Has(int fd) const
+{
+    struct stat st, own;
+    return fstat(fd, &st) == 0 && std::any_of(handles_.begin(), handles_.end(), [&](int handle) {
+               return fstat(handle, &own) == 0 && own.st_dev == st.st_dev &&
+                      own.st_ino == st.st_ino;
+           });
+}
+
 /** A lock on a file that somebody has removed keeps nobody out. */
 bool FileLocks::Held() const
 {
@@ -60,6 +70,10 @@ Status FileLocks::Lock(const std::string& path)
     constexpr mode_t mode = 0660;  // as for blocks: processes of the group share a root
     const auto fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode);
     if (fd < 0) { return OsError("open", path, errno); }
+    if (Has(fd)) {
+        close(fd);
+        return Status::OK();
+    }
     fchmod(fd, mode);  // whatever the umask; fails where it is another user's, who has done it
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
         handles_.push_back(fd);

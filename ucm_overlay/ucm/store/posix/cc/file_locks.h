@@ -45,6 +45,7 @@ public:
 
 private:
     bool Held() const;
+    bool Has(int fd) const;
     Status Lock(const std::string& path);
     void Release();
 

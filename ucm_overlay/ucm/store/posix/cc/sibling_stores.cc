@@ -22,10 +22,12 @@
  * SOFTWARE.
  * */
 #include "sibling_stores.h"
-#include <cstdio>
+#include <charconv>
 #include <dirent.h>
+#include <fcntl.h>
 #include <memory>
 #include <set>
+#include <sys/stat.h>
 
 namespace UC::PosixStore {
 
@@ -34,11 +36,13 @@ static size_t BlockSizeOf(const std::string& name)
 {
     const auto at = name.rfind('_');
     if (at == std::string::npos) { return 0; }
-    unsigned long long bytes = 0, number = 0;
-    int end = 0;
-    const auto sizes = name.c_str() + at;
-    if (sscanf(sizes, "_%15llux%9llu%n", &bytes, &number, &end) != 2) { return 0; }
-    return sizes[end] == '\0' ? bytes * number : 0;
+    size_t bytes = 0, number = 0, size = 0;
+    const auto end = name.data() + name.size();
+    const auto [x, noBytes] = std::from_chars(name.data() + at + 1, end, bytes);
+    if (noBytes != std::errc{} || x == end || *x != 'x') { return 0; }
+    const auto [rest, noNumber] = std::from_chars(x + 1, end, number);
+    if (noNumber != std::errc{} || rest != end) { return 0; }
+    return __builtin_mul_overflow(bytes, number, &size) ? 0 : size;
 }
 
 BlockCollector::Roots SiblingStores::ParentsOf(const std::vector<std::string>& backends)
@@ -61,7 +65,12 @@ BlockCollector::Roots SiblingStores::In(const BlockCollector::Roots& parents)
         while (auto entry = dir ? readdir(dir.get()) : nullptr) {
             const std::string name{entry->d_name};
             const auto blockSize = BlockSizeOf(name);
-            if (blockSize > 0) { roots.push_back({parent.path + name + "/", blockSize}); }
+            struct stat st;  // a link may name anybody's folder
+            if (blockSize == 0 ||
+                fstatat(dirfd(dir.get()), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
+                continue;
+            }
+            if (S_ISDIR(st.st_mode)) { roots.push_back({parent.path + name + "/", blockSize}); }
         }
     }
     return roots;

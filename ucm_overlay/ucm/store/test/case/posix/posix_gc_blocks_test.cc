@@ -60,6 +60,16 @@ TEST_F(UCPosixGcBlocksTest, TheOldestGoFromEveryBackend)
     ASSERT_TRUE(YoungestAreThere(blocks, 15));
 }
 
+TEST_F(UCPosixGcBlocksTest, AFolderOfTwoNamesCountsOnce)
+{
+    const Paths backends{Path() + "a/", Path() + "b/"};
+    const auto blocks = PutBlocks(backends[0], 9);
+    fs::create_directory_symlink("a", Path() + "b");
+    const auto store = MakeStore(MakeConfig(10, backends));
+    AwaitCheck();
+    ASSERT_EQ(CountThere(blocks), blocks.size());
+}
+
 TEST_F(UCPosixGcBlocksTest, NothingElseCountsOrGoes)
 {
     const auto data = Path() + "data/";

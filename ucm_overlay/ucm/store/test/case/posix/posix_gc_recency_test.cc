@@ -73,9 +73,26 @@ TEST_F(UCPosixGcRecencyTest, WhatWasLoadedOrStoredAgainGoesLast)
     ASSERT_EQ(store->Lookup(blocks.data(), 20).Value(), used);
 }
 
+TEST_F(UCPosixGcRecencyTest, AYoungBlockInUseOutlivesYoungerOnes)
+{
+    auto store = MakeStore(MakeConfig(100));
+    const auto used = Stored(*store, 1);
+    SetAge(File(used[0]), 200);
+    HostPages pages{1, BlockSize()};
+    ASSERT_EQ(Load(*store, used, pages), UC::Status::OK());
+    ASSERT_TRUE(Soon([&] { return AgeOf(File(used[0])) < 10; }));
+    store.reset();
+    auto blocks = PutBlocks(Path(), 12, 10);
+    blocks.push_back(File(used[0]));
+    store = MakeStore(MakeConfig(10));
+    ASSERT_TRUE(Soon([&] { return YoungestAreThere(blocks, 5); }));
+}
+
 TEST_F(UCPosixGcRecencyTest, ABlockIsNotWrittenToWithEachUse)
 {
-    const auto store = MakeStore(MakeConfig(100));
+    auto config = MakeConfig(100);
+    config.SetNumber("posix_gc_check_interval_sec", 2 * fresh);
+    const auto store = MakeStore(config);
     const auto blocks = Stored(*store, 2);
     SetAge(File(blocks[0]), fresh / 2);
     HostPages pages{2, BlockSize()};

@@ -97,7 +97,9 @@ TEST_F(UCPosixGcSiblingsTest, OneCapacityForAllTheOldestFirst)
         }
     }
     Paths others;
-    for (const auto folder : {"pools/notes/", "pools/swa_65536/", "pools/swa_65536x1.old/", ""}) {
+    for (const auto folder :
+         {"pools/notes/", "pools/swa_65536/", "pools/swa_65536x1.old/", "pools/swa_ 65536x1/",
+          "pools/swa_65536x+1/", "pools/swa_-65536x-1/", "pools/swa_281474976710657x65536/", ""}) {
         const auto name = RandomName();
         others.push_back(Put(Path() + folder + name.substr(0, 2) + "/" + name, 65536, 90000));
     }
@@ -107,6 +109,24 @@ TEST_F(UCPosixGcSiblingsTest, OneCapacityForAllTheOldestFirst)
     AwaitCheck();
     ASSERT_TRUE(YoungestAreThere(blocks, 13));
     ASSERT_EQ(CountThere(others), others.size());
+}
+
+TEST_F(UCPosixGcSiblingsTest, ALinkIsNoSibling)
+{
+    const auto pool = MakePool("swa", 65536);
+    const Pool outside{Path() + "outside/", pool.blockSize};
+    Paths blocks, others;
+    for (time_t age = 2000; age > 0; age -= 100) {
+        others.push_back(PutBlock(outside, age + 90000));
+        blocks.push_back(PutBlock(pool, age));
+    }
+    others.push_back(Put(outside.root + ".tmp/" + RandomName(), 1, 90000));
+    std::filesystem::create_directory_symlink("../outside", Path() + "pools/former_65536x1");
+    const auto store = MakeStore(MakeConfig(pool, 1));
+    ASSERT_TRUE(Soon([&] { return YoungestAreThere(blocks, 8); }));
+    AwaitCheck();
+    ASSERT_EQ(CountThere(others), others.size());
+    ASSERT_TRUE(YoungestAreThere(blocks, 8));
 }
 
 TEST_F(UCPosixGcSiblingsTest, ProcessesThatWriteAndReadStayWithin)
