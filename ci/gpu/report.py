@@ -120,12 +120,26 @@ def pages(row: dict) -> dict[str, dict[str, int]]:
     return dict(sorted(found.items()))
 
 
-def hit(model: Model, row: dict) -> bool:
-    """All that was cached came from storage, and every rank read every pool."""
+def hit(model: Model, row: dict, stored: int | None = None) -> bool:
+    """Every rank read every pool: each page of those that follow the KV, any of the others.
+
+    stored: tokens that storage gave, where a part was cached before; else all that was cached.
+    """
     cached, read = row["cached"] or 0, pages(row)
+    wanted = cached if stored is None else stored
     ranks = 2 if row["case"].endswith("-tp2") else 1
-    whole = all(one.get(pool) for one in read.values() for pool in model.pools)
-    return 0 < cached == source(row, "storage") and whole and len(read) == ranks
+    every = wanted // model.arguments()["page_size"]
+    whole = all(
+        one.get(pool, 0) >= (every if follows_kv(pool) else 1)
+        for one in read.values()
+        for pool in model.pools
+    )
+    return 0 < wanted == source(row, "storage") and whole and len(read) == ranks
+
+
+def follows_kv(pool: str) -> bool:
+    c = pool.startswith("deepseek_v4_c") and not pool.endswith("_state")
+    return pool in ("kv", "indexer") or c
 
 
 def told(row: dict) -> str:
@@ -156,7 +170,8 @@ def judge(steps: Steps) -> list[Check]:
     lengths = {r["cached"] for r in device + storage}
     check("device and storage hit alike long", len(lengths) == 1, f"{sorted(lengths)}")
     check("storage hit", all(hit(model, r) for r in storage), told(storage[0]))
-    check("repeats of one request", True, spread(noise))
+    repeated = model.noisy or all(d.zero for d in noise)
+    check("repeats of one request", repeated, spread(noise))
     same("storage hit = device hit", device, storage)
     for note in steps.notes:
         if note["step"] == "disk":
@@ -180,6 +195,8 @@ def judge(steps: Steps) -> list[Check]:
     for name in ("longer", "long"):
         row = steps.rows.get(f"restart {name}")
         if row:
+            stored = source(row, "storage")
+            check(f"restart: {name} hit", hit(model, row, stored), told(row))
             same(f"restart: {name} prompt", steps.all(f"{name} device"), [row])
     for pool in model.pools:
         judge_pool(steps, pool, check, noise)
