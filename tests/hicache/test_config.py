@@ -45,6 +45,10 @@ BAD = {
     "namespace with a slash": ((*OPTIONS, "namespace"), "a/b", "namespace"),
     "namespace is a number": ((*OPTIONS, "namespace"), 7, "namespace"),
     "namespace hidden": ((*OPTIONS, "namespace"), "..", "namespace"),
+    "namespace in capitals": ((*OPTIONS, "namespace"), "REV1", "lower-case"),
+    "namespace too long": ((*OPTIONS, "namespace"), "a" * 101, "up to 100"),
+    "namespace with a NUL": ((*OPTIONS, "namespace"), "a\0b", "namespace"),
+    "namespace not ASCII": ((*OPTIONS, "namespace"), "\u00e4", "namespace"),
 }
 
 

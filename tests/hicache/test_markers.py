@@ -296,3 +296,21 @@ def test_markers_without_hard_links_and_without_writing(site, monkeypatch, messa
     site.attach(kit.mha(), model="other").close()
     assert "read-only" in messages()
     assert len(list((site.backends[0] / ".layout").iterdir())) == 1
+
+
+@pytest.mark.parametrize("planted", ["a FIFO", "a link", "a folder"])
+def test_what_is_no_file_is_no_marker(site, planted):
+    """A FIFO would hang the start, and a link may name anybody's file."""
+    site.attach(kit.mha()).close()
+    (marker,) = (site.backends[0] / ".layout").iterdir()
+    elsewhere = site.root / "elsewhere"
+    marker.rename(elsewhere)
+    if planted == "a FIFO":
+        os.mkfifo(marker)
+    elif planted == "a link":
+        marker.symlink_to(elsewhere)
+    else:
+        marker.mkdir()
+    with pytest.raises(ValueError, match=marker.name):
+        site.attach(kit.mha())
+    assert elsewhere.is_file()

@@ -35,6 +35,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 import time
 import uuid
 from dataclasses import asdict, dataclass
@@ -48,6 +49,7 @@ if TYPE_CHECKING:  # the tool for operators needs no torch
 logger = logging.getLogger(__name__)
 
 MARKER_FOLDER = ".layout"
+_LONGEST = 65536
 # Those of the store's own files: the group shares them whatever the umask.
 _FOLDER_MODE, _FILE_MODE = 0o774, 0o640
 
@@ -183,11 +185,21 @@ def _read(path: str) -> str:
     """The text of a marker; one that another rank is just writing is still empty."""
     deadline = time.monotonic() + 1
     while True:
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
+        text = _text(path)
         if text or time.monotonic() > deadline:
             return text
         time.sleep(0.01)
+
+
+def _text(path: str) -> str:
+    """Of a regular file only: a link may name anybody's, a FIFO would be waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("not a regular file")
+        return os.read(fd, _LONGEST).decode()
+    finally:
+        os.close(fd)
 
 
 def _is_read_only(folder: str) -> bool:

@@ -75,7 +75,8 @@ SIDECAR_GC = {
     "posix_gc_trigger_threshold_ratio": 0.95,
     "posix_gc_recycle_percent": 0.05,
 }
-_NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+# Lower case: two namespaces must not meet in one folder where a file system folds case.
+_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _SIDECAR_NAME = re.compile(r"(.+)_([1-9]\d*)x([1-9]\d*)")
 
 
@@ -297,7 +298,7 @@ def _namespace(value: Any) -> str:
         raise _bad(
             "ucm_connector_config.namespace",
             value,
-            "letters, digits, '_', '.' or '-'",
+            "up to 100 lower-case letters, digits, '_', '.' or '-'",
             '"llama-rev2-fp8"',
         )
     return value
