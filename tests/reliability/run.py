@@ -51,7 +51,7 @@ PARTS = {
         oracle.run, {"operations": 5_000}, {"operations": 100_000}, place=MEMORY
     ),
     "metadata": Part(metadata.run, {"tries": 300}, {"tries": 5_000}, place=MEMORY),
-    "long run": Part(long_run.run, {"seconds": 40}, {"seconds": 3600}),
+    "long run": Part(long_run.run, {"seconds": 120}, {"seconds": 3600}),
 }
 LIMIT_S = 2 * 3600
 
