@@ -1,5 +1,6 @@
 """The comparisons: who runs what, where, in which order. Every contestant runs in every round."""
 
+import itertools
 import os
 import tempfile
 import time
@@ -31,6 +32,9 @@ NO_DIRECT = "has no O_DIRECT"
 ONE_SIZE = "one store call moves components of one size; MAMBA has two"
 NO_AIO = "no page size here is a multiple of 4096 bytes: the connector uses psync"
 NO_SPARSE = "answers lookups of a prefix only: wrong for sparse keys"
+
+
+_transfers_so_far = itertools.count()
 
 
 @dataclass
@@ -205,7 +209,8 @@ def measure(
         for name in order(list(opened.children), max(number, 0)):
             if name in case.absent:
                 continue
-            tag = f"{case.label} {op} {name} {number}"
+            # Never one of an earlier case: those files are still there, and empty.
+            tag = f"{op} {next(_transfers_so_far)}"
             what = {"op": op, "tag": tag, "pages": pages, "cold": cold}
             try:
                 took = opened.transfer(name, **what)
