@@ -145,11 +145,13 @@ def test_attach_again(attach, supported_mix):
     assert recorded_store.calls("close")
 
 
-def test_clear_is_answered(attach, supported_mix):
-    """clear() is not offered: it says no, and nothing is lost."""
+def test_clear_empties_the_storage(attach, supported_mix):
+    """This deployment's pages go from every pool; what is stored afterwards is there."""
     controller = attach(supported_mix)
     tokens, _, _ = store(controller)
-    assert controller.backend.clear() is False
+    assert controller.backend.clear() is True
+    assert controller.prefetch(tokens).hit == 0
+    tokens, _, _ = store(controller)
     assert controller.prefetch(tokens).hit == COUNT
 
 
