@@ -26,12 +26,12 @@
 
 import contextlib
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ucm.integration.sglang.block_files import Kind, StoreFolder
+from ucm.integration.sglang import block_files
+from ucm.integration.sglang.block_files import Kind, Marker, StoreFolder
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def refusal(folder: StoreFolder, model: str) -> str:
         return ""
     if not markers:
         return f"{folder.path}: no page format marker tells whose pages these are"
-    is_told = _told_by_markers(folder)
+    is_told = _told_by_markers(folder, markers)
     strange = sum(not is_told(stat) for _, stat in _blocks(folder))
     if strange:
         return (
@@ -115,14 +115,15 @@ def _clear(folder: StoreFolder, before: float) -> str:
 
 def _blocks(folder: StoreFolder) -> Iterator[tuple[str, os.stat_result]]:
     for kind, entry in folder.files():
-        if kind is Kind.BLOCK:
-            with contextlib.suppress(FileNotFoundError):
-                yield entry.path, entry.stat(follow_symlinks=False)
+        found = block_files.stat(entry) if kind is Kind.BLOCK else None
+        if found is not None:
+            yield entry.path, found
 
 
-def _told_by_markers(folder: StoreFolder) -> Callable[[os.stat_result], bool]:
+def _told_by_markers(
+    folder: StoreFolder, markers: Sequence[Marker]
+) -> Callable[[os.stat_result], bool]:
     """Whether a block can be one of those that the folder's markers tell of."""
-    paths = [marker.path for marker in folder.markers()[0]]
-    first = min((os.stat(path).st_mtime for path in paths), default=math.inf)
+    first = min(os.stat(marker.path).st_mtime for marker in markers)
     sizes = folder.block_sizes()
     return lambda stat: stat.st_mtime >= first and stat.st_size in sizes
