@@ -591,6 +591,18 @@ def bytes_at(address, count):
     return (ctypes.c_uint8 * count).from_address(int(address))
 
 
+def edit(extra, path, value):
+    """Set one key of an extra config, in place; remove it for ..."""
+    section = extra
+    for part in path[:-1]:
+        section = section[part]
+    if value is ...:
+        del section[path[-1]]
+    else:
+        section[path[-1]] = value
+    return extra
+
+
 def block_of(site, store, name, key):
     """The file of one key."""
     connector = store.connector

@@ -12,15 +12,7 @@ SWA, C4 = PoolName.SWA, PoolName.DEEPSEEK_V4_C4
 def edited(site, path, value, **kw):
     """A configuration with one key of extra_config set, or removed for ..."""
     config = site.config(**kw)
-    extra = copy.deepcopy(config.extra_config)
-    section = extra
-    for part in path[:-1]:
-        section = section[part]
-    if value is ...:
-        del section[path[-1]]
-    else:
-        section[path[-1]] = value
-    config.extra_config = extra
+    config.extra_config = kit.edit(copy.deepcopy(config.extra_config), path, value)
     return config
 
 

@@ -46,17 +46,6 @@ def good(site, **options):
     return extra
 
 
-def edited(extra, path, value):
-    section = extra
-    for part in path[:-1]:
-        section = section[part]
-    if value is ...:
-        del section[path[-1]]
-    else:
-        section[path[-1]] = value
-    return extra
-
-
 @pytest.fixture
 def doctor(site, tool):
     """Findings for a configuration, as {level: [text and fix]}, and the exit code."""
@@ -131,7 +120,7 @@ CONFIGS = {
 
 @pytest.mark.parametrize("path, value, level, word", CONFIGS.values(), ids=CONFIGS)
 def test_configurations(site, doctor, path, value, level, word):
-    _, found = doctor(edited(good(site), path, value))
+    _, found = doctor(kit.edit(good(site), path, value))
     assert any(word in text for text in found[level]), found
 
 
@@ -155,10 +144,10 @@ def test_an_interpreter_that_does_not_start(site, doctor, monkeypatch):
 
 def test_everything_at_once(site, doctor):
     """One fault does not hide the others."""
-    extra = edited(good(site), ("interface_v1",), ...)
-    edited(extra, (*OPTIONS, "storage_backends"), [str(site.backends[0]), "/no/a"])
-    edited(extra, (*OPTIONS, "posix_io_engine"), "uring")
-    edited(extra, (*OPTIONS, "timeout"), 1)
+    extra = kit.edit(good(site), ("interface_v1",), ...)
+    kit.edit(extra, (*OPTIONS, "storage_backends"), [str(site.backends[0]), "/no/a"])
+    kit.edit(extra, (*OPTIONS, "posix_io_engine"), "uring")
+    kit.edit(extra, (*OPTIONS, "timeout"), 1)
     _, found = doctor(extra, ["--hicache-mem-layout", "layer_first"])
     for word in ("interface_v1", "/no/a", "uring", "layer_first", "no HiCache"):
         assert sum(word in text for text in found["error"]) == 1, word
@@ -167,13 +156,13 @@ def test_everything_at_once(site, doctor):
 def test_a_path_with_a_colon(site, doctor):
     odd = site.root / "x:1"
     odd.mkdir()
-    extra = edited(good(site), (*OPTIONS, "storage_backends"), str(odd))
+    extra = kit.edit(good(site), (*OPTIONS, "storage_backends"), str(odd))
     _, found = doctor(extra)
     assert found["error"] == [
         f"storage_backends: the path {str(odd)!r} holds a ':', which separates paths | "
         f'write it as a list: ["{odd}"]'
     ]
-    code, _ = doctor(edited(extra, (*OPTIONS, "storage_backends"), [str(odd)]))
+    code, _ = doctor(kit.edit(extra, (*OPTIONS, "storage_backends"), [str(odd)]))
     assert code == 0
 
 
