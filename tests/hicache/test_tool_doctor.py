@@ -38,6 +38,31 @@ def site(tmp_path):
         made.close()
 
 
+REAL_STATVFS = os.statvfs
+
+
+def left(monkeypatch, percent):
+    """Let every file system say that this much of its space and of its inodes is free."""
+
+    def told(path):
+        values = list(REAL_STATVFS(path))
+        values[3] = values[4] = (
+            values[2] * percent // 100
+        )  # f_bfree, f_bavail of f_blocks
+        values[6] = values[7] = (
+            values[5] * percent // 100
+        )  # f_ffree, f_favail of f_files
+        return os.statvfs_result(values)
+
+    monkeypatch.setattr(os, "statvfs", told)
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch):
+    """How full this machine's own disk is must not be among the findings."""
+    left(monkeypatch, percent=50)
+
+
 def good(site, **options):
     """The extra config that an operator would write."""
     extra = copy.deepcopy(site.config(**options).extra_config)
@@ -319,15 +344,7 @@ def test_a_folder_that_takes_no_files(site, doctor, monkeypatch):
 
 
 def test_a_full_disk(site, doctor, monkeypatch):
-    real = os.statvfs
-
-    def full(path):
-        values = list(real(path))
-        values[4] = values[8] = values[2] // 50  # f_bavail, f_favail of f_blocks
-        values[6] = values[5] = values[2]
-        return os.statvfs_result(values)
-
-    monkeypatch.setattr(os, "statvfs", full)
+    left(monkeypatch, percent=2)
     _, found = doctor(good(site))
     assert any("2% of its space" in text for text in found["warning"]), found
 
