@@ -62,6 +62,8 @@ class LegacyReads:
         self, transfers: Sequence[Any], results: dict[str, list[bool]]
     ) -> None:
         """Carry failures of batch_get_v2 to where the release does look."""
+        if not (self._remember_failed or self._fold_into_swa):
+            return
         failed = {
             name: {key for key, ok in zip(keys, results[name], strict=False) if not ok}
             for name, keys in ((text(t.name), t.keys or []) for t in transfers)

@@ -139,18 +139,16 @@ def page_pointers(
 
     LayoutError if counts or sizes are no longer those of the registration.
     """
-    meta = _page_meta(pool, slots)
-    found = np.asarray(meta[1] if meta else [], dtype=np.int64)
-    expected = np.asarray(layout.sizes, dtype=np.int64)
-    if found.size != pages * expected.size or np.any(
-        found.reshape(pages, expected.size) != expected
-    ):
+    pointers, sizes = _page_meta(pool, slots) or ([], [])
+    if sizes != list(layout.sizes) * pages:
         raise LayoutError(
-            f"{pages} pages came with component sizes {_brief(found)}, "
+            f"{pages} pages came with component sizes {_brief(sizes)}, "
             f"registered were {list(layout.sizes)} a page"
         )
-    addresses = np.array(meta[0], dtype=np.uint64).reshape(pages, expected.size)
-    addresses = np.ascontiguousarray(addresses[:, expected > 0])
+    addresses = np.array(pointers, dtype=np.uint64).reshape(pages, len(layout.sizes))
+    if 0 in layout.sizes:
+        filled = np.array(layout.sizes) > 0
+        addresses = np.ascontiguousarray(addresses[:, filled])
     if not addresses.all():
         raise LayoutError("a page component has a null pointer")
     return addresses
@@ -169,7 +167,7 @@ def page_slots(
         raise LayoutError(
             f"{pages} pages need {wanted} host indices, {given} were given"
         )
-    return host_indices[:wanted]
+    return host_indices if given == wanted else host_indices[:wanted]
 
 
 def flat_page_dtype(pool: Any) -> torch.dtype:
@@ -236,6 +234,6 @@ def _addresses_aligned(pool: Any) -> bool:
     return all(ptr % _BUFFER_ALIGNMENT == 0 for ptr in meta[0] if ptr)
 
 
-def _brief(sizes: np.ndarray) -> str:
+def _brief(sizes: list[int]) -> str:
     shown = ", ".join(str(size) for size in sizes[:8])
-    return f"[{shown}, ...] ({sizes.size})" if sizes.size > 8 else f"[{shown}]"
+    return f"[{shown}, ...] ({len(sizes)})" if len(sizes) > 8 else f"[{shown}]"

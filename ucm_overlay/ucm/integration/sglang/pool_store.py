@@ -394,7 +394,7 @@ def wait_blocks(store: Any, task: Any, pages: int) -> list[bool]:
     if own is None or own is getattr(UcmKVStoreBaseV1, "wait_blocks", None):
         store.wait(task)
         return [True] * pages
-    done = [bool(ok) for ok in store.wait_blocks(task)]
+    done = np.asarray(store.wait_blocks(task), dtype=bool).tolist()
     if len(done) != pages:
         raise RuntimeError(f"{pages} blocks got {len(done)} results")
     return done
