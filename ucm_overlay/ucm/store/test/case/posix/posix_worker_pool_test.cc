@@ -195,7 +195,8 @@ TEST_F(UCPosixWorkerPoolTest, StoresShareTheirThreads)
             ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK());
             ASSERT_EQ(to.Bytes(), from.Bytes());
         }
-        ASSERT_LE(Threads() - before, 8);
+        // 8, and one for each that a busy machine held up for as long as a hung one.
+        ASSERT_LE(Threads() - before, 2 * 8);
     }
     ASSERT_EQ(Threads(), before);
 }
