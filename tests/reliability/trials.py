@@ -81,6 +81,11 @@ class Trial:
             return found
         return self.live.put(keys, PAGES)
 
+    def move(self, op: str, name: str, keys: list[str], pages: range) -> list[bool]:
+        """One pool alone."""
+        moved = [kit.transfer(name, self.live.pools[name], keys, pages)]
+        return getattr(self.live.store, f"batch_{op}_v2")(moved)[name]
+
     def must(self, op: str, keys: list[str], **failing: list[int]) -> None:
         """Exactly these pages of these pools fail."""
         self.same(self.do(op, keys), self.answers(**failing))
@@ -88,6 +93,16 @@ class Trial:
     def answers(self, **failing) -> dict[str, list[bool]]:
         names = self.live.pools
         return {n: [i not in failing.get(n, ()) for i in range(N)] for n in names}
+
+    @property
+    def everything(self) -> dict[str, range]:
+        return {name: range(N) for name in self.live.pools}
+
+    def fails(self, op: str, keys: list[str], word: str, **failing) -> None:
+        """Exactly these pages of these pools, every time, and one line says why."""
+        self.must(op, keys, **failing)
+        self.must(op, keys, **failing)
+        self.told(op, word, *failing)
 
     def same(self, found: object, wanted: object) -> None:
         if found != wanted:
@@ -187,12 +202,9 @@ def read_only(folder: Path) -> None:
     remount(view, "rw")
     trial = Trial(view)
     remount(view, "ro")
-    everything = {name: range(N) for name in trial.live.pools}
-    trial.must("set", NEW, **everything)
-    trial.must("set", NEW, **everything)
-    trial.told("set", "EROFS", *everything)
+    trial.fails("set", NEW, "EROFS", **trial.everything)
     trial.must("get", KEYS)
-    trial.absent(NEW, trial.answers(**everything))
+    trial.absent(NEW, trial.answers(**trial.everything))
     remount(view, "rw")
     trial.must("set", NEW)
     trial.recovered()
@@ -205,11 +217,8 @@ def no_rights(folder: Path) -> None:
     trial = Trial(folder)
     path = trial.path(SWA)
     path.chmod(0)
-    swa = {SWA: range(N)}
     for op, keys in (("get", KEYS), ("set", NEW)):
-        trial.must(op, keys, **swa)
-        trial.must(op, keys, **swa)
-        trial.told(op, "EACCES", SWA)
+        trial.fails(op, keys, "EACCES", swa=range(N))
     trial.same(trial.live.present(KEYS)[SWA], set())
     path.chmod(0o774)
     trial.recovered()
@@ -222,9 +231,7 @@ def truncated(folder: Path) -> None:
         path = kit.block_of(trial.live.site, trial.live.store, name, KEYS[number % N])
         os.truncate(path, path.stat().st_size * number // len(trial.live.pools))
         cut[name] = [number % N]
-    trial.must("get", KEYS, **cut)
-    trial.must("get", KEYS, **cut)
-    trial.told("get", "bytes instead of", *cut)
+    trial.fails("get", KEYS, "bytes instead of", **cut)
     trial.absent(KEYS, trial.answers(**cut))
     trial.must("set", KEYS)
     trial.recovered()
@@ -233,13 +240,10 @@ def truncated(folder: Path) -> None:
 def root_away(folder: Path) -> None:
     """The root is renamed away under a running connector, and comes back."""
     trial = Trial(folder / "root")
-    everything = {name: range(N) for name in trial.live.pools}
     (folder / "root").rename(folder / "away")
     for op, keys in (("get", KEYS), ("set", NEW)):
-        trial.must(op, keys, **everything)
-        trial.must(op, keys, **everything)
-        trial.told(op, "ENOENT", *everything)
-    trial.absent(KEYS, trial.answers(**everything))
+        trial.fails(op, keys, "ENOENT", **trial.everything)
+    trial.absent(KEYS, trial.answers(**trial.everything))
     (folder / "away").rename(folder / "root")
     trial.recovered()
 
@@ -251,7 +255,7 @@ def folders_gone(folder: Path) -> None:
     until it is there again.
     """
     trial = Trial(folder)
-    everything = {name: range(N) for name in trial.live.pools}
+    everything = trial.everything
     for path in map(trial.path, everything):
         for inner in path.iterdir():
             shutil.rmtree(inner)
@@ -261,8 +265,7 @@ def folders_gone(folder: Path) -> None:
     for path in map(trial.path, everything):
         shutil.rmtree(path)
     trial.must("get", KEYS, **everything)
-    trial.must("set", NEW, **everything)
-    trial.told("set", "ENOENT", *everything)
+    trial.fails("set", NEW, "ENOENT", **everything)
     for path in map(trial.path, everything):
         path.mkdir()
     trial.must("set", KEYS)
@@ -276,7 +279,7 @@ def no_descriptors(folder: Path) -> None:
     """ulimit -n reached: transfers wait for a descriptor, then fail; later they work."""
     trial = Trial(folder)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held, everything = [], {name: range(N) for name in trial.live.pools}
+    held, everything = [], trial.everything
     resource.setrlimit(resource.RLIMIT_NOFILE, (kit.descriptors() + 4, hard))
     with suppress(OSError):
         while True:
@@ -328,9 +331,7 @@ def io_errors(folder: Path, remote: bool = False) -> None:
     _, disk = pair(folder, remote=remote)
     trial = Trial(disk.mount)
     with disk.on("read", trial.block(SWA, KEYS[2]), error=errno.EIO):
-        trial.must("get", KEYS, swa=[2])
-        trial.must("get", KEYS, swa=[2])
-        trial.told("get", "EIO", SWA)
+        trial.fails("get", KEYS, "EIO", swa=[2])
     for name, op, word in (
         (SWA, "write", "EIO"),
         (C4, "open", "EMFILE"),
@@ -341,8 +342,7 @@ def io_errors(folder: Path, remote: bool = False) -> None:
         trial.log.lines.clear()
         keys, failed = keys_of(N, name), {name: range(N)}
         with disk.on(op, trial.folder(name), error=getattr(errno, word)):
-            trial.must("set", keys, **failed)
-        trial.told("set", word, name)
+            trial.fails("set", keys, word, **failed)
         trial.absent(keys, trial.answers(**failed))
         trial.must("set", keys)
     trial.recovered()
@@ -397,8 +397,9 @@ def hung_read(folder: Path) -> None:
     waiting = Background(lambda: trial.live.get(KEYS, OTHERS))
     trial.same(waiting.finished(3 * TIMEOUT_MS / 1000), False)
     begin = time.monotonic()
-    trial.same(trial.live.present(KEYS)[SWA], set())
-    trial.same(trial.live.put(NEW, PAGES)[SWA], [False] * N)
+    store = trial.live.store.connector.pools.get(SWA)
+    trial.same(store.presence(KEYS).tolist(), [False] * N)
+    trial.same(trial.move("set", SWA, NEW, PAGES), [False] * N)
     if time.monotonic() - begin > TIMEOUT_MS / 1000:
         raise Wrong("a stalled store was waited for")
     disk.drop(slow)
@@ -425,7 +426,7 @@ class Staging:
     """MAMBA alone: its traffic, and the staging that each call of its store was given."""
 
     def __init__(self, trial: Trial) -> None:
-        self.trial, self.pool = trial, trial.live.pools[MAMBA]
+        self.trial = trial
         self.calls: list[tuple[str, int]] = []  # (block, address)
         self.tally, self.over = Counter(), threading.Event()
         store = trial.live.store.connector.pools.get(MAMBA).store
@@ -439,20 +440,16 @@ class Staging:
 
         return noted
 
-    def move(self, op: str, keys: list[str], pages: range) -> dict[str, list[bool]]:
-        moved = [kit.transfer(MAMBA, self.pool, keys, pages)]
-        return getattr(self.trial.live.store, f"batch_{op}_v2")(moved)
-
     def traffic(self) -> None:
         """Store and load new pages until it is over; those that are True are right."""
         while not self.over.is_set():
             keys = keys_of(N, self.tally.total())
             self.trial.live.fill(keys, PAGES)
             for op in ("set", "get"):
-                found = self.move(op, keys, PAGES)
-                self.trial.live.check(keys, PAGES, found, "staging")
-                self.tally.update(found[MAMBA])
-                kit.poison(self.pool, PAGES)
+                found = self.trial.move(op, MAMBA, keys, PAGES)
+                self.trial.live.check(keys, PAGES, {MAMBA: found}, "staging")
+                self.tally.update(found)
+                kit.poison(self.trial.live.pools[MAMBA], PAGES)
 
 
 def hung_staging(folder: Path, op: str) -> None:
@@ -467,7 +464,7 @@ def hung_staging(folder: Path, op: str) -> None:
     staging, block = Staging(trial), trial.block(MAMBA, keys[1])
     trial.live.fill(keys, OTHERS)
     slow = disk.add(call, block, hold=True)
-    waiting = Background(lambda: staging.move(op, keys, OTHERS))
+    waiting = Background(lambda: trial.move(op, MAMBA, keys, OTHERS))
     until(lambda: len(staging.calls) == N)
     traffic = Background(staging.traffic)
     trial.same(waiting.finished(3 * TIMEOUT_MS / 1000), op == "set")
@@ -475,7 +472,7 @@ def hung_staging(folder: Path, op: str) -> None:
     used = [address for _, address in staging.calls]
     disk.drop(slow)
     trial.same(waiting.finished(10), True)
-    trial.same(waiting.result, {MAMBA: [i != 1 for i in range(N)]})
+    trial.same(waiting.result, [i != 1 for i in range(N)])
     until(lambda: len(trial.live.present(KEYS)[MAMBA]) == N, 10)
     staging.over.set()
     trial.same(traffic.finished(10) and traffic.error, None)
@@ -542,12 +539,9 @@ def dead_server(folder: Path) -> None:
     """The file system's server dies under the connector, and is mounted again."""
     backing, disk = pair(folder)
     trial = Trial(disk.mount)
-    everything = {name: range(N) for name in trial.live.pools}
     disk.die()
-    trial.must("get", KEYS, **everything)
-    trial.must("set", NEW, **everything)
-    for op in ("get", "set"):
-        trial.told(op, "ENOTCONN", *everything)
+    for op, keys in (("get", KEYS), ("set", NEW)):
+        trial.fails(op, keys, "ENOTCONN", **trial.everything)
     subprocess.run(["umount", "-l", str(disk.mount)], check=True)
     subprocess.run(["mount", "--bind", str(backing), str(disk.mount)], check=True)
     trial.recovered()
@@ -579,7 +573,7 @@ CASES = {
 def one(trial: Callable, folder: Path) -> str:
     """Run a trial in a process of its own. Raises pytest's Skipped if it cannot be made here."""
     hits = alone(lambda: trial(folder) or Disk.hits, LIMIT_S)
-    return f"held, {hits} calls hit" if hits else "held"
+    return f"held; calls hit: {hits}" if hits else "held"
 
 
 def run(seed: int, folder: Path, may_skip: Sequence[str] = ()) -> dict:
