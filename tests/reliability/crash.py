@@ -43,6 +43,9 @@ class Told:
     def add(self, name: str, key: str) -> None:
         self._memory[self._at[name, key]] = 1
 
+    def share(self) -> float:
+        return self._memory[:].count(1) / len(self._at)
+
     def keys(self, name: str) -> set[str]:
         return {k for (n, k), at in self._at.items() if n == name and self._memory[at]}
 
@@ -59,13 +62,6 @@ def write(
                 raise Wrong(f"seed {seed}: {name} {some}: not stored: {done}")
             for key in some:
                 told.add(name, key)
-
-
-def start(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> list:
-    return [
-        Process(lambda n=n: write(root, scale, keys, n, seed, told))
-        for n in range(N_WRITER)
-    ]
 
 
 def audit(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> dict:
@@ -100,16 +96,20 @@ def audit(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> 
     return tally
 
 
-def one_round(root: Path, scale: int, seed: object, longest: float) -> dict:
+def one_round(root: Path, scale: int, seed: object) -> dict:
+    """Each writer has its moment: while it attaches, or after a share of all pages was stored."""
     keys, dice, begin = keys_of(N_KEY, seed), picks(seed), time.monotonic()
-    told = Told(keys)
-    writers = start(root, scale, keys, seed, told)
-    moments = sorted((dice.uniform(0, longest), n) for n in range(N_WRITER))
-    alive = 0
-    for moment, number in moments:
-        time.sleep(max(0, begin + moment - time.monotonic()))
-        _, error = writers[number].outcome(0)
-        writers[number].kill()
+    told, alive = Told(keys), 0
+    writers = [
+        Process(lambda n=n: write(root, scale, keys, n, seed, told))
+        for n in range(N_WRITER)
+    ]
+    for share, number in sorted((dice.uniform(-0.2, 1), n) for n in range(N_WRITER)):
+        writer = writers[number]
+        until(lambda s=share, w=writer: told.share() >= s or w.receive.poll(), LIMIT_S)
+        time.sleep(dice.uniform(0, 0.2 if share < 0 else 0.05))
+        _, error = writer.outcome(0)
+        writer.kill()
         if error not in (None, "hung"):
             raise Wrong(f"writer {number}: {error}")
         alive += error == "hung"  # it had not ended
@@ -118,21 +118,12 @@ def one_round(root: Path, scale: int, seed: object, longest: float) -> dict:
     return tally | {"killed": alive, "found": left, "seconds": time.monotonic() - begin}
 
 
-def undisturbed(root: Path, scale: int, seed: object) -> float:
-    """Seconds that four writers take when nobody kills them."""
-    keys, begin = keys_of(N_KEY, "undisturbed"), time.monotonic()
-    for writer in start(root, scale, keys, seed, Told(keys)):
-        writer.result(LIMIT_S)
-        writer.kill()
-    return time.monotonic() - begin
-
-
 def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
     """Raises Wrong. The figures: see docs/reliability.md."""
-    longest, total = undisturbed(folder / "first", scale, seed), {}
+    total = {}
     for number in range(rounds):
         root = folder / str(number)
-        for what, n in one_round(root, scale, f"{seed}.{number}", longest).items():
+        for what, n in one_round(root, scale, f"{seed}.{number}").items():
             total[what] = total.get(what, 0) + n
         shutil.rmtree(root)
     if rounds and not total["told"]:

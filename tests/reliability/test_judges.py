@@ -59,7 +59,7 @@ def test_writer_is_refused(tmp_path, monkeypatch):
     """A False that nothing explains, in a writer that is killed later."""
     break_store(monkeypatch, "wait_blocks", lambda found: [False] * len(found))
     with pytest.raises(Wrong, match="writer [0-3]: Wrong: seed 1.0: .* not stored"):
-        crash.one_round(tmp_path, 64, "1.0", 5)
+        crash.one_round(tmp_path, 64, "1.0")
 
 
 def test_present_but_not_loaded(tmp_path, monkeypatch):
