@@ -338,6 +338,20 @@ class Meta:
         return self.meta
 
 
+def huge(size, count=1):
+    """Metadata of one page with components of this size, which nobody could allocate."""
+    return Meta(([4096] * count, [size] * count))
+
+
+def huge_flat():
+    """A flat page of 2 GiB that takes one byte of memory."""
+    page = torch.zeros(1, dtype=torch.uint8).expand(2**31)
+    pool = Meta(None)
+    pool.get_dummy_flat_data_page = lambda: page
+    pool.get_data_page = lambda index, flat: page
+    return pool
+
+
 class Pages:
     """A real pool behind its page calls alone: no buffer of any name."""
 

@@ -70,6 +70,7 @@ def test_sidecar_round_trip(site, name, make, namespace):
     assert (kit.contents(pool, [0, 1, 2, 3, 7]) == 0xEE).all()
 
 
+LIMIT = ["1 to 2147479552", "--page-size"]
 REFUSED = {
     "asymmetric K and V": (PoolName.SWA, kit.asymmetric_mha, ["swa", "576", "384"]),
     "nvfp4 main, 3 layers": (
@@ -102,6 +103,17 @@ REFUSED = {
     ),
     "null pointer": (PoolName.SWA, lambda: kit.Meta(([0], [64])), ["swa", "null"]),
     "malformed meta": (PoolName.SWA, lambda: kit.Meta(([1], [])), ["swa", "1", "0"]),
+    "2 GiB": (PoolName.SWA, lambda: kit.huge(2**31), ["swa", *LIMIT, "2147483648"]),
+    "1 TiB": (PoolName.SWA, lambda: kit.huge(2**40), ["swa", *LIMIT, "1099511627776"]),
+    "a sum of 2 GiB": (
+        PoolName.SWA,
+        lambda: kit.huge(2**30, 2),
+        ["swa", *LIMIT, "2 x 1073741824 = 2147483648"],
+    ),
+    "a sum over 64 bits": (PoolName.SWA, lambda: kit.huge(2**63, 2), ["swa", *LIMIT]),
+    "less than nothing": (PoolName.SWA, lambda: kit.huge(-64), ["swa", *LIMIT, "-64"]),
+    "half a byte": (PoolName.SWA, lambda: kit.huge(64.5), ["swa", "64.5"]),
+    "a flat page of 2 GiB": (PoolName.MAMBA, kit.huge_flat, ["mamba", *LIMIT]),
     "no meta and no flat page": (PoolName.SWA, lambda: kit.Meta(None), ["swa"]),
     "not a folder name": ("../swa", lambda: kit.paged("swa"), ["../swa"]),
 }
@@ -148,6 +160,7 @@ BAD_ANCHORS = {
     "asymmetric": (kit.asymmetric_mha, "576"),
     "layer_first": (lambda: kit.mha(layout="layer_first"), "layer_first"),
     "MLA without a buffer": (kit.mla_dummy, "MLATokenToKVPoolHost"),
+    "1 TiB": (lambda: kit.huge(2**40), "'kv' .*1099511627776"),
 }
 
 
@@ -157,6 +170,14 @@ def test_refused_anchor_leaves_nothing_behind(site, make, word):
     with pytest.raises(ValueError, match=word):
         site.attach(anchor)
     assert (site.everything(), kit.threads()) == before
+
+
+def test_the_longest_page(site):
+    """One that a single system call still moves; the largest of a real model has 28 MB."""
+    name, limit = PoolName.SWA, 0x7FFFF000
+    site.attach(kit.logical(), {name: kit.huge(limit // 2, 2)})
+    (folder,) = (site.backends[0] / "sglang_v2").iterdir()
+    assert folder.name == f"swa_{limit // 2}x2"
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
