@@ -12,6 +12,7 @@ PUBLISH ?=
 ONLY   ?=
 SEED   ?=
 SIZE   ?=
+SKIP   ?=
 VARIANT ?= $(or $(SANITIZE),release)
 SGLANG ?=
 TESTS  ?=
@@ -85,7 +86,7 @@ build/bench/site: ci/requirements/bench.txt | build
 
 soak: build  ## crashes, races, faults, fuzz, a long run; SHORT=1 for CI, ONLY="crash,long run", SEED=, PUBLISH=1 into docs/
 	@ci/conformance.sh $(VARIANT) tests/reliability/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish) \
-		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size '$(SIZE)')
+		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size '$(SIZE)') $(if $(SKIP),--skip "$(SKIP)")
 
 drift: build  ## move the whole series onto UCMs that drifted, build and test the results; minutes
 	@$(venv) -m pytest tests/drift

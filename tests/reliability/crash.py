@@ -1,10 +1,16 @@
-"""Kill -9 at random moments while four writers store pages of all six V4 pools."""
+"""Kill -9 at random moments while four writers store pages of all six V4 pools.
 
+What a writer was told is stored must be there afterwards: the kernel lives on, as opposed to a
+loss of power, against which `posix_sync` is.
+"""
+
+import mmap
 import shutil
 import time
 from pathlib import Path
 
 import hicache_kit as kit
+from demo import POOLS
 from deployments import (
     Deployment,
     Wrong,
@@ -26,21 +32,57 @@ def attach(root: Path, scale: int) -> Deployment:
     return Deployment(kit.Site(root), kit.logical(), pools, mla=True)
 
 
-def write(root: Path, scale: int, keys: list[str], writer: int, seed: object) -> None:
+class Told:
+    """Pages that some writer was told are stored, in memory that outlives the writer."""
+
+    def __init__(self, keys: list[str]) -> None:
+        places = [(pool.name, key) for pool in POOLS for key in keys]
+        self._at = {place: at for at, place in enumerate(places)}
+        self._memory = mmap.mmap(-1, len(places))
+
+    def add(self, name: str, key: str) -> None:
+        self._memory[self._at[name, key]] = 1
+
+    def keys(self, name: str) -> set[str]:
+        return {k for (n, k), at in self._at.items() if n == name and self._memory[at]}
+
+
+def write(
+    root: Path, scale: int, keys: list[str], writer: int, seed: object, told: Told
+) -> None:
     """All keys, in an order of this writer's own, in bytes that name the writer."""
     deployment = attach(root, scale)
     order = picks(seed, writer).sample(keys, len(keys))
     for some in chunks(order, CHUNK):
-        deployment.put(some, range(len(some)), writer)
+        for name, done in deployment.put(some, range(len(some)), writer).items():
+            if not all(done):
+                raise Wrong(f"seed {seed}: {name} {some}: not stored: {done}")
+            for key in some:
+                told.add(name, key)
 
 
-def audit(root: Path, scale: int, keys: list[str], seed: object) -> dict:
-    """What a fresh process sees: everything present is whole, the rest can be stored."""
+def start(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> list:
+    return [
+        Process(lambda n=n: write(root, scale, keys, n, seed, told))
+        for n in range(N_WRITER)
+    ]
+
+
+def audit(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> dict:
+    """What a fresh process sees: what was told is present, everything present is whole.
+
+    The rest can be stored.
+    """
     deployment = attach(root, scale)
     if not until(lambda: not temporaries(root), 10):
         raise Wrong(f"seed {seed}: start-up cleaning left {temporaries(root)}")
     present = deployment.present(keys)
-    tally = {"present": sum(map(len, present.values())), "bytes": 0}
+    tally = {"present": sum(map(len, present.values())), "told": 0, "bytes": 0}
+    for name, there in present.items():
+        lost = told.keys(name) - there
+        if lost:
+            raise Wrong(f"seed {seed}: {name} {sorted(lost)}: acknowledged, and lost")
+        tally["told"] += len(told.keys(name))
     for some in chunks(keys, CHUNK):
         pages = range(len(some))
         found = deployment.get(some, pages)
@@ -60,27 +102,26 @@ def audit(root: Path, scale: int, keys: list[str], seed: object) -> dict:
 
 def one_round(root: Path, scale: int, seed: object, longest: float) -> dict:
     keys, dice, begin = keys_of(N_KEY, seed), picks(seed), time.monotonic()
-    writers = [
-        Process(lambda n=n: write(root, scale, keys, n, seed)) for n in range(N_WRITER)
-    ]
+    told = Told(keys)
+    writers = start(root, scale, keys, seed, told)
     moments = sorted((dice.uniform(0, longest), n) for n in range(N_WRITER))
     alive = 0
     for moment, number in moments:
         time.sleep(max(0, begin + moment - time.monotonic()))
-        alive += not writers[number].receive.poll()
+        _, error = writers[number].outcome(0)
         writers[number].kill()
+        if error not in (None, "hung"):
+            raise Wrong(f"writer {number}: {error}")
+        alive += error == "hung"  # it had not ended
     left = len(temporaries(root))
-    tally = Process(lambda: audit(root, scale, keys, seed)).result(LIMIT_S)
+    tally = Process(lambda: audit(root, scale, keys, seed, told)).result(LIMIT_S)
     return tally | {"killed": alive, "found": left, "seconds": time.monotonic() - begin}
 
 
 def undisturbed(root: Path, scale: int, seed: object) -> float:
     """Seconds that four writers take when nobody kills them."""
     keys, begin = keys_of(N_KEY, "undisturbed"), time.monotonic()
-    writers = [
-        Process(lambda n=n: write(root, scale, keys, n, seed)) for n in range(N_WRITER)
-    ]
-    for writer in writers:
+    for writer in start(root, scale, keys, seed, Told(keys)):
         writer.result(LIMIT_S)
         writer.kill()
     return time.monotonic() - begin
@@ -94,12 +135,14 @@ def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
         for what, n in one_round(root, scale, f"{seed}.{number}", longest).items():
             total[what] = total.get(what, 0) + n
         shutil.rmtree(root)
-    if rounds and not total["present"]:
-        raise Wrong(f"seed {seed}: no round left a page to look at")
+    if rounds and not total["told"]:
+        raise Wrong(f"seed {seed}: no writer was told of a page before it was killed")
     return {
         "rounds": rounds,
         "writers killed while they stored": total["killed"],
         "temporaries found after the kills": total["found"],
+        "pages acknowledged before the kills": total["told"],
+        "of them lost": 0,
         "pages present after the kills": total["present"],
         "bytes compared": total["bytes"],
         "torn or mixed pages": 0,

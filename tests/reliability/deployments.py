@@ -164,7 +164,9 @@ def picks(seed: object, *more: object) -> random.Random:
     return random.Random(repr((seed, *more)))
 
 
-PR_SET_PDEATHSIG = 1
+def die_with_parent() -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def alone(call: Callable, limit: float):
@@ -175,7 +177,7 @@ def alone(call: Callable, limit: float):
 
     def run():
         os.setsid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         return call()
 
     process = Process(run)

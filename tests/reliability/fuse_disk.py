@@ -1,9 +1,9 @@
 """A file system whose calls can be failed, cut short, delayed and held: a folder behind FUSE.
 
 It serves another folder with direct I/O, so that errors and counts reach the caller as they are.
+A remote one keeps what is written to itself until close, as NFS does.
 """
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,10 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from deployments import Wrong, die_with_parent
 from hosts import private_mounts
 from kit import until
-
-PR_SET_PDEATHSIG = 1
 
 
 class Rules:
@@ -30,12 +29,11 @@ class Rules:
         while True:
             number, rule = commands.recv()
             with self._changed:
-                if rule is None:
-                    self._live.pop(number, None)
-                else:
+                old = self._live.pop(number, {})
+                if rule:
                     self._live[number] = rule
                 self._changed.notify_all()
-            commands.send("done")
+            commands.send(old.get("hits", 0))
 
     def apply(self, op: str, path: str) -> int | None:
         """Wait and raise as the first rule that fits says; the bytes that it lets through."""
@@ -54,12 +52,38 @@ class Rules:
         for number, rule in self._live.items():
             if rule["op"] in (op, "any") and rule["token"] in path and rule["count"]:
                 rule["count"] -= 1
+                rule["hits"] += 1
                 return number, rule
         return 0, None
 
 
-def _operations(backing: Path, rules: Rules):
+class Unsent:
+    """What was written to files of a remote file system that are open; by their descriptors."""
+
+    def __init__(self) -> None:
+        self._copies: dict[int, int] = {}
+
+    def opened(self, fh: int) -> int:
+        self._copies[fh] = os.memfd_create("unsent")
+        return fh
+
+    def of(self, fh: int) -> int:
+        return self._copies.get(fh, fh)
+
+    def send(self, fh: int) -> None:
+        if fh in self._copies:
+            size = os.fstat(self._copies[fh]).st_size
+            os.pwrite(fh, os.pread(self._copies[fh], size, 0), 0)
+
+    def closed(self, fh: int) -> None:
+        if fh in self._copies:
+            os.close(self._copies.pop(fh))
+
+
+def _operations(backing: Path, rules: Rules, remote: bool):
     from mfusepy import Operations
+
+    unsent = Unsent()
 
     def at(path: str) -> str:
         return f"{backing}{path}"
@@ -83,16 +107,27 @@ def _operations(backing: Path, rules: Rules):
 
         def create(self, path, mode, fi=None):
             rules.apply("open", path)
-            return os.open(at(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+            fh = os.open(at(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+            return unsent.opened(fh) if remote else fh
 
         def read(self, path, size, offset, fh):
             limit = rules.apply("read", path)
-            return os.pread(fh, size if limit is None else min(size, limit), offset)
+            size = size if limit is None else min(size, limit)
+            return os.pread(unsent.of(fh), size, offset)
 
         def write(self, path, data, offset, fh):
-            return os.pwrite(fh, data[: rules.apply("write", path)], offset)
+            data = data[: rules.apply("write", path)]
+            return os.pwrite(unsent.of(fh), data, offset)
+
+        def flush(self, path, fh):
+            rules.apply("close", path)
+            unsent.send(fh)
+
+        def fsync(self, path, datasync, fh):
+            unsent.send(fh)
 
         def release(self, path, fh):
+            unsent.closed(fh)
             os.close(fh)
 
         def rename(self, old, new):
@@ -127,22 +162,31 @@ def _operations(backing: Path, rules: Rules):
     return Passing()
 
 
-def _serve(backing: Path, mount: Path, commands, options: dict) -> None:
+def _serve(backing: Path, mount: Path, commands, remote: bool, options: dict) -> None:
     from mfusepy import FUSE
 
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     rules = Rules()
     threading.Thread(target=rules.follow, args=(commands,), daemon=True).start()
     options = {"direct_io": True, "hard_remove": True, "allow_other": True} | options
     options |= {"max_threads": 256, "max_idle_threads": 256}  # many may be held
-    FUSE(_operations(backing, rules), str(mount), foreground=True, **options)
+    operations = _operations(backing, rules, remote)
+    FUSE(operations, str(mount), foreground=True, **options)
     os._exit(0)
 
 
 class Disk:
-    """One mount. Make it before a store is opened in this process, for it forks."""
+    """One mount. Make it before a store is opened in this process, for it forks.
 
-    def __init__(self, backing: Path, mount: Path, **options) -> None:
+    remote: what is written reaches others with close, which gives the errors.
+    hits: calls that the rules of this process's disks hit, once they were dropped.
+    """
+
+    hits = 0
+
+    def __init__(
+        self, backing: Path, mount: Path, remote: bool = False, **options
+    ) -> None:
         why = missing()
         if why:
             pytest.skip(why)
@@ -152,7 +196,7 @@ class Disk:
         self._pid = os.fork()
         if self._pid == 0:
             with suppress(BaseException):
-                _serve(backing, mount, theirs, options)
+                _serve(backing, mount, theirs, remote, options)
             os._exit(1)
         if not until(mount.is_mount, 10):
             pytest.skip("mounting FUSE needs root and CAP_SYS_ADMIN")
@@ -164,24 +208,26 @@ class Disk:
         """
         known = {"error": 0, "limit": None, "delay_ms": 0, "hold": False, "count": -1}
         number = next(self._numbers)
-        rule = known | {"op": op, "token": str(token)} | effect
+        rule = known | {"op": op, "token": str(token), "hits": 0} | effect
         self._command((number, rule))
         return number
 
     def drop(self, number: int) -> None:
-        self._command((number, None))
+        """Raises Wrong for a rule that hit nothing."""
+        hits = self._command((number, None))
+        if not hits:
+            raise Wrong(f"rule {number} of {self.mount} hit no call")
+        Disk.hits += hits
 
     @contextmanager
     def on(self, op: str, token: object = "", **effect):
         number = self.add(op, token, **effect)
-        try:
-            yield
-        finally:
-            self.drop(number)
+        yield
+        self.drop(number)
 
-    def _command(self, command: tuple) -> None:
+    def _command(self, command: tuple) -> int:
         self._commands.send(command)
-        self._commands.recv()
+        return self._commands.recv()
 
     def die(self) -> None:
         """What a server that crashed looks like: every call fails from now on."""

@@ -10,6 +10,7 @@ import torch
 from deployments import Wrong, picks
 
 NAME, PAGES = "swa", 4
+MINE, BESIDE = range(PAGES), range(PAGES, 2 * PAGES)
 NUMBERS = [0, 1, 7, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, 2**64, 2**100, -1]
 ODD = [None, 1.5, float("nan"), "96", b"96", [], {}, True, object(), torch.zeros(2)]
 
@@ -75,7 +76,7 @@ def one_try(site: kit.Site, seed: object) -> str:
         if dice.random() < 0.5:
             return f"register, {_register(store, site, Bent(pool, made[name]), name)}"
         store.register_mem_host_pool_v2(pool, NAME)
-        return f"transfer, {_transfer(store, pool, made[name], name, dice)}"
+        return f"transfer, {_transfer(store, site, pool, made[name], name, dice)}"
     except Exception as e:
         raise Wrong(f"seed {seed}: {name}: {type(e).__name__}: {e}") from e
     finally:
@@ -100,30 +101,52 @@ def _register(store, site: kit.Site, pool: Bent, name: str) -> str:
     return "taken"
 
 
-def _transfer(store, pool, bend, name: str, dice) -> str:
-    """One bool a key; the page beside is untouched; the pool works afterwards."""
-    keys, real = kit.keys(PAGES), pool.get_page_buffer_meta
-    kit.fill(pool, range(PAGES))
-    kit.put(store, NAME, pool, keys, range(PAGES))
-    wanted = kit.contents(pool, range(PAGES))
+def _transfer(store, site: kit.Site, pool, bend, name: str, dice) -> str:
+    """A load of stored pages or a store of new ones, with bent metadata; then real ones."""
+    old, op = kit.keys(PAGES), dice.choice(["get", "set"])
+    real = pool.get_page_buffer_meta
+    kit.fill(pool, range(2 * PAGES))
+    kit.put(store, NAME, pool, old, MINE)
+    data, held = kit.contents(pool, range(2 * PAGES)), _held(site)
+    keys = _bent_keys(old if op == "get" else kit.keys(PAGES, "new"), dice)
+    if op == "get":
+        kit.poison(pool, MINE)
     pool.get_page_buffer_meta = lambda indices: bend(real(indices))
-    moved = kit.transfer(NAME, pool, _bent_keys(keys, dice), range(PAGES))
+    moved = kit.transfer(NAME, pool, keys, MINE)
     if name == "as it is":
         moved.host_indices = dice.choice(
             [None, moved.host_indices[:-1], torch.empty(0)]
         )
-    for call in (store.batch_set_v2, store.batch_get_v2):
-        found = call([moved])
-        if [type(x) for x in found[NAME]] != [bool] * PAGES:
-            raise Wrong(f"{name}: answered {found}")
+    found = getattr(store, f"batch_{op}_v2")([moved])[NAME]
     pool.get_page_buffer_meta = real
-    kit.poison(pool, range(PAGES, 8))
-    again = store.batch_get_v2([kit.transfer(NAME, pool, keys, range(PAGES))])
-    if again != {NAME: [True] * PAGES} or not kit.contents(pool, range(PAGES)).equal(
-        wanted
-    ):
-        raise Wrong(f"{name}: the pool does not work afterwards: {again}")
-    return "all False" if not any(found[NAME]) else "some True"
+    if [type(x) for x in found] != [bool] * PAGES:
+        raise Wrong(f"{op} answered {found}")
+    if not kit.contents(pool, BESIDE).equal(data[PAGES:]):
+        raise Wrong(f"{op}: a page beside changed")
+    stored = found.count(True) if op == "set" else 0
+    now = _held(site)
+    if len(now) - len(held) != stored or not held.items() <= now.items():
+        raise Wrong(f"{op}: {found}, and {len(held)} blocks became {len(now)}")
+    if op == "set":
+        _same(store, pool, keys, found, data)
+    elif not kit.contents(pool, MINE)[found].equal(data[:PAGES][found]):
+        raise Wrong(f"get: {found}, and wrong bytes")
+    _same(store, pool, old, [True] * PAGES, data)
+    return f"{op}, {'some True' if any(found) else 'all False'}"
+
+
+def _same(store, pool, keys: list, wanted: list[bool], data: torch.Tensor) -> None:
+    """These pages load, the others do not."""
+    kit.poison(pool, MINE)
+    found = store.batch_get_v2([kit.transfer(NAME, pool, keys, MINE)])[NAME]
+    if found != wanted:
+        raise Wrong(f"loaded afterwards: {found}, not {wanted}")
+    if not kit.contents(pool, MINE)[found].equal(data[:PAGES][found]):
+        raise Wrong("loaded afterwards: wrong bytes")
+
+
+def _held(site: kit.Site) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in site.files()}
 
 
 def _bent_keys(keys: list[str], dice) -> list:

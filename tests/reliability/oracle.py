@@ -1,31 +1,60 @@
-"""Random sequences of calls on random deployments, against a dictionary."""
+"""Sequences of calls on random deployments, drawn by hypothesis, against a dictionary."""
 
+import gc
+import math
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from pathlib import Path
 
 import hicache_kit as kit
 import torch
-from deployments import POISON, Wrong, keys_of, known_bytes, picks
+from deployments import POISON, Wrong, keys_of, known_bytes
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import seed as seeded
+from hypothesis import settings
+from hypothesis import strategies as st
 
-N_KEY, N_PAGE, OPERATIONS = 10, 12, 250
+N_KEY, N_PAGE = 10, 12
+OPERATIONS, WORLDS = 100, 20  # of a world, of a batch
+SHRINK_S = 20
 MODELS = ("org/a", "org/b")
+ENGINES = {
+    "psync": {},
+    "psync, direct": {"io_direct": True},
+    "aio": {"posix_io_engine": "aio"},
+}
+FORMS = [*product(ENGINES, [False, True]), ("aio", True), ("aio", True)]
 
 
 @dataclass(frozen=True)
 class Kind:
     """What the rules of docs/design.md say of a pool."""
 
-    make: Callable  # (tokens a page, pages)
+    make: Callable  # (large, page=tokens, pages=)
     shared: bool = False  # the same bytes on every TP rank of an MLA model
     follows_kv: bool = False
 
 
-def _paged(row: int):
-    return lambda page, pages: kit.paged("p", row=row, page=page, pages=pages)
+def _pool(make: Callable, small: dict, large: dict) -> Callable:
+    """Large ones have components that direct I/O and aio can serve."""
+    return lambda is_large, **shape: (
+        kit.aligned(make(**large, **shape)) if is_large else make(**small, **shape)
+    )
+
+
+def _paged(row: int) -> Callable:
+    return _pool(kit.paged, {"name": "p", "row": row}, {"name": "p", "row": 4096})
+
+
+def _mamba(is_large: bool, page: int, pages: int):
+    large = {"temporal": (8, 8, 8), "convs": ((32, 16), (32, 16))}
+    return kit.mamba(pages=pages, **(large if is_large else {}))
 
 
 KINDS = {
@@ -34,18 +63,44 @@ KINDS = {
     "deepseek_v4_c4": Kind(_paged(24), shared=True, follows_kv=True),
     "deepseek_v4_c128": Kind(_paged(8), shared=True, follows_kv=True),
     "deepseek_v4_c4_state": Kind(
-        lambda page, pages: kit.state("p", page=page, pages=pages), shared=True
+        _pool(kit.state, {"name": "p"}, {"name": "p", "width": 512}), shared=True
     ),
-    "draft": Kind(lambda page, pages: kit.mha(page=page, pages=pages)),
-    "mamba": Kind(lambda page, pages: kit.mamba(pages=pages)),
-    "new": Kind(lambda page, pages: kit.mha(heads=1, page=page, pages=pages)),
+    "draft": Kind(_pool(kit.mha, {}, {"k_dim": 1024, "v_dim": 1024})),
+    "mamba": Kind(_mamba),
+    "new": Kind(_pool(kit.mha, {"heads": 1}, {"k_dim": 2048, "v_dim": 2048})),
 }
 ANCHORS = {
-    "mha": (kit.mha, False),
-    "mla": (kit.mla, True),
-    "logical": (kit.logical, True),
-    "logical, not MLA": (kit.logical, False),
+    "mha": (_pool(kit.mha, {}, {"k_dim": 1024, "v_dim": 1024}), False),
+    "mla": (_pool(kit.mla, {}, {"dim": 2048}), True),
+    "logical": (lambda is_large, **shape: kit.logical(**shape), True),
+    "logical, not MLA": (lambda is_large, **shape: kit.logical(**shape), False),
 }
+
+
+@cache
+def _below(n: int) -> st.SearchStrategy[int]:
+    return st.integers(0, n - 1)
+
+
+class Dice:
+    """Choices that hypothesis draws, and shrinks where they lead to a difference."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def below(self, n: int) -> int:
+        return self._data.draw(_below(n))
+
+    def choice(self, items):
+        return items[self.below(len(items))]
+
+    def sample(self, items, count: int) -> list:
+        rest = list(items)
+        return [rest.pop(self.below(len(rest))) for _ in range(count)]
+
+    def some(self, items) -> list:
+        """One of them at least, if there are any."""
+        return self.sample(items, 1 + self.below(len(items))) if items else []
 
 
 class Rank:
@@ -53,18 +108,26 @@ class Rank:
 
     def __init__(self, world: "World", model: str, tp: int, pp: int) -> None:
         self.world, self.model, self.tp, self.pp = world, model, tp, pp
-        self.anchor = world.make_anchor(page=world.page, pages=N_PAGE)
-        self.pools = {n: KINDS[n].make(world.page, N_PAGE) for n in world.names}
+        shape = {"is_large": world.large, "page": world.page, "pages": N_PAGE}
+        self.anchor = world.make_anchor(**shape)
+        self.pools = {n: KINDS[n].make(**shape) for n in world.names}
         self.attach()
 
     def attach(self) -> None:
         world = self.world
         options = {"pp_rank": self.pp, "pp_size": world.pp_size}
         options |= {"mla": world.mla, "model": self.model, "backends": world.backends}
-        options["namespace"] = world.namespace
+        options |= {"namespace": world.namespace, **ENGINES[world.engine]}
         tp = (self.tp, world.tp_size)
         self.store = world.site.attach(self.anchor, self.pools, tp=tp, **options)
         self.refused: set[str] = set()
+
+    def engines(self) -> list[str]:
+        pools = self.store.connector.pools
+        return [
+            pools.get(n).store.config.get("posix_io_engine", "psync")
+            for n in self.pools
+        ]
 
     @property
     def sources(self) -> dict:
@@ -85,32 +148,34 @@ class Rank:
 class World:
     """Several ranks of two models on one root, and the dictionary."""
 
-    def __init__(self, seed: object, folder: Path) -> None:
-        self.dice = dice = picks(seed)
+    def __init__(self, dice: Dice, folder: Path) -> None:
+        self.dice = dice
         self.site = kit.Site(folder)
         self.anchor_kind = dice.choice(list(ANCHORS))
         self.make_anchor, self.mla = ANCHORS[self.anchor_kind]
-        self.logical = self.make_anchor is kit.logical
+        self.logical = "logical" in self.anchor_kind
         self.page, self.backends = dice.choice([1, 2, 4, 16]), dice.choice([1, 2])
+        self.engine, self.large = dice.choice(FORMS)
         self.namespace = dice.choice([None, "n"])  # with one, clear() does its work
         self.tp_size, self.pp_size = dice.choice([1, 2, 4]), dice.choice([1, 1, 2])
-        self.names = dice.sample(list(KINDS), dice.randint(0, 5))
-        self.keys, self.stored, self.count = keys_of(N_KEY, seed), {}, 0
-        ranks = [(m, dice.randrange(self.tp_size)) for m in MODELS for _ in range(2)]
-        self.ranks = [Rank(self, m, t, dice.randrange(self.pp_size)) for m, t in ranks]
+        self.names = dice.sample(KINDS, dice.below(6))
+        self.keys, self.stored, self.count = keys_of(N_KEY, folder.name), {}, 0
+        self.calls: list[str] = []
+        ranks = [(m, dice.below(self.tp_size)) for m in MODELS for _ in range(2)]
+        self.ranks = [Rank(self, m, t, dice.below(self.pp_size)) for m, t in ranks]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.anchor_kind}, pools {self.names}, tp {self.tp_size}, {self.engine}, "
+            f"{'large' if self.large else 'small'} pages"
+        )
 
     def step(self) -> str:
         """One call; its name. Raises Wrong."""
-        rank = self.dice.choice(self.ranks)
-        calls, weights = zip(*CALLS.items(), strict=True)
-        (call,) = self.dice.choices(calls, weights)
-        call(self, rank)
+        number, call = self.dice.below(len(self.ranks)), self.dice.choice(TURNS)
+        self.calls.append(f"{call.__name__} of {number}")
+        call(self, self.ranks[number])
         return call.__name__
-
-    def some(self, items: list) -> list:
-        return (
-            self.dice.sample(items, self.dice.randint(1, len(items))) if items else []
-        )
 
 
 def same(what: str, found: object, wanted: object) -> None:
@@ -121,16 +186,12 @@ def same(what: str, found: object, wanted: object) -> None:
 def _moved(world: World, rank: Rank) -> list[tuple[str, object, list[str], list[int]]]:
     """(pool's name, pool, keys, pages) of a transfer over some pools."""
     rows = []
-    for name in world.some(list(rank.sources)):
-        keys = world.some(world.keys)
-        rows.append(
-            (
-                name,
-                rank.sources[name],
-                keys,
-                world.dice.sample(range(N_PAGE), len(keys)),
-            )
-        )
+    for name in world.dice.some(list(rank.sources)):
+        keys = world.dice.some(world.keys)
+        pages = world.dice.sample(range(N_PAGE), len(keys))
+        rows.append((name, rank.sources[name], keys, pages))
+        numbers = [world.keys.index(key) for key in keys]
+        world.calls[-1] += f", {name} keys {numbers} pages {pages}"
     return rows
 
 
@@ -196,7 +257,7 @@ def anchor_pages(world: World, rank: Rank, keys: list[str]) -> int:
 
 
 def exists(world: World, rank: Rank) -> None:
-    keys = world.some(world.keys)
+    keys = world.dice.some(world.keys)
     same("batch_exists", rank.store.batch_exists(keys), anchor_pages(world, rank, keys))
     one = keys[:1]
     same("exists", rank.store.exists(one[0]), anchor_pages(world, rank, one) == 1)
@@ -204,8 +265,10 @@ def exists(world: World, rank: Rank) -> None:
 
 def exists_v2(world: World, rank: Rank) -> None:
     """Straight from the definition of a restorable prefix."""
-    keys, asked = world.some(world.keys), world.some([*rank.pools, "stranger"])
-    if world.dice.random() < 0.2:
+    keys, asked = world.dice.some(world.keys), world.dice.some(
+        [*rank.pools, "stranger"]
+    )
+    if not world.dice.below(5):
         asked = []
     pages = len(keys) if world.logical else leading(rank.holds("kv", keys))
     ends, transfers = {}, []
@@ -273,7 +336,7 @@ def register(world: World, rank: Rank) -> None:
         return
     name = world.dice.choice(list(rank.pools))
     rank.store.on_host_pools_registered()
-    if name in rank.refused or world.dice.random() < 0.5:
+    if name in rank.refused or world.dice.below(2):
         rank.store.register_mem_host_pool_v2(rank.pools[name], name)
         rank.refused.discard(name)
     elif name != "mamba":
@@ -292,33 +355,77 @@ CALLS = {
     **{set_pages: 30, get_pages: 30, exists: 10, exists_v2: 20},
     **{remove: 4, damage: 2, reattach: 1, register: 2, clear: 1},
 }
+TURNS = [call for call, weight in CALLS.items() for _ in range(weight)]
 
 
-def one_world(seed: object, folder: Path, operations: int) -> Counter:
-    world, made = World(seed, folder), Counter()
+def one_world(data: st.DataObject, folder: Path, made: Counter) -> None:
+    """Counts what was done in `made`. Raises Wrong with the calls."""
+    world = World(Dice(data), folder)
+    made["worlds"] += 1
     try:
-        for number in range(operations):
-            try:
-                made[world.step()] += 1
-            except Exception as e:
-                what = f"{world.anchor_kind}, {world.names}, tp {world.tp_size}"
-                raise Wrong(f"seed {seed}, operation {number} ({what}): {e}") from e
+        for rank in world.ranks:
+            made.update(rank.engines())
+        for _ in range(OPERATIONS):
+            made[world.step()] += 1
+    except Exception as e:
+        calls = "\n".join(world.calls)
+        raise Wrong(f"{e}\n{world}; the calls were\n{calls}") from e
     finally:
         world.site.close()
         shutil.rmtree(folder, ignore_errors=True)
-    return made
 
 
-def run(operations: int, seed: int, folder: Path) -> dict:
+def one_batch(seed: str, folder: Path, made: Counter) -> None:
+    """Some worlds. Raises Wrong with the shortest sequence of calls found in SHRINK_S."""
+    failures: list[Wrong] = []
+    end = math.inf
+
+    @seeded(seed)
+    @settings(
+        max_examples=WORLDS,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def batch(data):
+        nonlocal end
+        if time.monotonic() > end:
+            return
+        try:
+            one_world(data, folder, made)
+        except Wrong as e:
+            end = min(end, time.monotonic() + SHRINK_S)
+            failures.append(e)
+            raise
+
+    try:
+        batch()
+    except Exception as e:
+        shortest = min(failures, key=lambda wrong: len(str(wrong)), default=e)
+        raise Wrong(f"seed {seed}: {shortest}") from e
+
+
+def run(operations: int, seed: int, folder: Path, first: int = 0) -> dict:
     """Raises Wrong. The figures: see docs/reliability.md."""
-    made, worlds = Counter(), 0
-    while made.total() < operations:
-        rest = min(OPERATIONS, operations - made.total())
-        made += one_world(f"{seed}.{worlds}", folder / str(worlds), rest)
-        worlds += 1
+    gc.freeze()  # a collection when a world ends looks at that world only
+    made, number = Counter(), first
+    while sum(made[call.__name__] for call in CALLS) < operations:
+        try:
+            one_batch(f"{seed}, batch {number}", folder / str(number), made)
+        except Wrong as e:
+            again = f"""SIZE='{{"operations": 1, "first": {number}}}'"""
+            raise Wrong(f"{e}\n{again} runs this batch alone") from e
+        number += 1
+    engines = {f"stores with {name}": made[name] for name in ("psync", "aio")}
+    if number - first > 1 and not all(engines.values()):
+        raise Wrong(f"seed {seed}: not every engine was used: {engines}")
+    done = {call.__name__: made[call.__name__] for call in CALLS}
     return {
-        "operations": made.total(),
-        "deployments": worlds * 4,
-        **{f"of them {name}": n for name, n in sorted(made.items())},
+        "operations": sum(done.values()),
+        "deployments": made["worlds"] * len(MODELS) * 2,
+        **engines,
+        **{f"of them {name}": n for name, n in sorted(done.items())},
         "differences": 0,
     }

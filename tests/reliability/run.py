@@ -25,6 +25,7 @@ import metadata
 import oracle
 import torch
 import trials
+from _git import git
 from _report import Refusal
 from _report import run as run_main
 from _where import ROOT, TREE
@@ -62,15 +63,23 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", help="these parts, with commas: " + ", ".join(PARTS))
     parser.add_argument("--seed", type=int, default=1, help="of all random choices (1)")
     parser.add_argument("--size", type=json.loads, default={}, help="JSON, of --only's")
+    parser.add_argument(
+        "--skip", default="", help="faults, with semicolons, that may be"
+    )
     parser.add_argument("--publish", action="store_true", help="write docs/")
     args = parser.parse_args()
     args.only = args.only.split(",") if args.only else list(PARTS)
-    unknown = sorted(set(args.only) - set(PARTS))
-    if unknown or args.publish and args.short:
+    args.skip = args.skip.split(";") if args.skip else []
+    wrong = [f"part {name!r}" for name in args.only if name not in PARTS]
+    wrong += [f"fault {name!r}" for name in args.skip if name not in trials.CASES]
+    wrong += ["--publish with another size"] * bool(
+        args.publish and (args.short or args.size)
+    )
+    if wrong:
         raise Refusal(
             "this cannot be run",
-            expected="parts that exist; only the long form is published",
-            found=f"parts {unknown}" if unknown else "--short with --publish",
+            expected="parts and faults that exist; what is published has the long form's size",
+            found=", ".join(wrong),
             next="tests/reliability/run.py --help",
             code=2,
         )
@@ -89,6 +98,8 @@ def one(name: str, args: argparse.Namespace) -> dict:
     """Run a part in a process of its own."""
     part, begin = PARTS[name], time.monotonic()
     size = (part.short if args.short else part.long) | args.size
+    if name == "faults" and args.skip:
+        size |= {"may_skip": args.skip}
     part.place.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(prefix="soak-", dir=part.place))
     print(f"{name} {json.dumps(size)}", flush=True)
@@ -112,16 +123,24 @@ def _again(name: str, size: dict, args: argparse.Namespace) -> str:
     )
 
 
+def commit() -> str:
+    """What is measured; says so where files of the project differ from it."""
+    changed = git(ROOT, "status", "--porcelain", "--", ":!docs")
+    head = git(ROOT, "rev-parse", "--short=12", "HEAD").strip()
+    return f"{head} and changes" if changed.strip() else head
+
+
 def main() -> int:
     args = parse()
     logging.getLogger().addHandler(logging.NullHandler())
     torch.set_num_threads(1)  # parts fork
-    result = {}
+    result, measured = {}, commit()
     for name in args.only:
         described = machine.describe(MEMORY, ROOT)
         result[name] = one(name, args)
         described["load at end"] = round(machine.load(), 2)
         result[name]["machine"] = machine.line(described)
+        result[name]["commit"] = measured
     out = ROOT / "out" / "soak"
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.json"

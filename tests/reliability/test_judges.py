@@ -1,5 +1,7 @@
 """What is broken on purpose is found, with the key or the seed in the message."""
 
+import errno
+import multiprocessing
 import os
 
 import concurrency
@@ -11,16 +13,22 @@ import oracle
 import pytest
 import trials
 from deployments import Wrong, blocks, keys_of
+from fuse_disk import Disk, pair
 from hicache_kit import FaultStore
+from hosts import Process
 
 from ucm.integration.sglang import store_factory
+from ucm.integration.sglang.staging import StagingPages
 
 KEYS = keys_of(crash.N_KEY, "s")
 
 
-def stored(root):
-    """A crash round that nobody killed."""
-    crash.write(root, 64, KEYS, 1, "s")
+TOLD = crash.Told(KEYS)
+
+
+def stored(root, told=TOLD):
+    """A crash round that nobody killed; a block."""
+    crash.write(root, 64, KEYS, 1, "s", told)
     return max(blocks(root), key=lambda path: path.stat().st_size)
 
 
@@ -38,14 +46,27 @@ def test_torn_page(tmp_path):
     with pytest.raises(
         Wrong, match="seed s: pool swa, key [0-9a-f]{64}: .* wrong bytes"
     ):
-        crash.audit(tmp_path, 64, KEYS, "s")
+        crash.audit(tmp_path, 64, KEYS, "s", TOLD)
+
+
+def test_acknowledged_and_lost(tmp_path):
+    os.unlink(stored(tmp_path))
+    with pytest.raises(Wrong, match="seed s: swa .*: acknowledged, and lost"):
+        crash.audit(tmp_path, 64, KEYS, "s", TOLD)
+
+
+def test_writer_is_refused(tmp_path, monkeypatch):
+    """A False that nothing explains, in a writer that is killed later."""
+    break_store(monkeypatch, "wait_blocks", lambda found: [False] * len(found))
+    with pytest.raises(Wrong, match="writer [0-3]: Wrong: seed 1.0: .* not stored"):
+        crash.one_round(tmp_path, 64, "1.0", 5)
 
 
 def test_present_but_not_loaded(tmp_path, monkeypatch):
     os.unlink(stored(tmp_path))
     break_store(monkeypatch, "lookup", lambda found: [True] * len(found))
     with pytest.raises(Wrong, match="seed s: swa .*: said .*, gave"):
-        crash.audit(tmp_path, 64, KEYS, "s")
+        crash.audit(tmp_path, 64, KEYS, "s", TOLD)
 
 
 def test_leftover(tmp_path, monkeypatch):
@@ -53,15 +74,17 @@ def test_leftover(tmp_path, monkeypatch):
     monkeypatch.setattr(crash, "until", lambda condition, limit: condition())
     (tmp_path / "a" / "left.tmp").write_bytes(b"x")
     with pytest.raises(Wrong, match="start-up cleaning left .*left.tmp"):
-        crash.audit(tmp_path, 64, KEYS, "s")
+        crash.audit(tmp_path, 64, KEYS, "s", TOLD)
 
 
 @pytest.mark.parametrize("call", ["lookup", "wait_blocks"])
 def test_oracle(tmp_path, monkeypatch, call):
-    """A store that says yes to everything."""
+    """A store that says yes to everything: found, and with few calls."""
+    monkeypatch.setattr(oracle, "SHRINK_S", 5)
     break_store(monkeypatch, call, lambda found: [True] * len(found))
-    with pytest.raises(Wrong, match=r"seed 1\.\d+, operation \d+ .*the oracle says"):
+    with pytest.raises(Wrong, match=r"seed 1, batch 0: .*the oracle says") as error:
         oracle.run(2000, 1, tmp_path)
+    assert len(str(error.value).partition("the calls were")[2].splitlines()) < 10
 
 
 @pytest.mark.parametrize("what", ["byte", "stranger", "descriptor"])
@@ -85,6 +108,26 @@ def test_concurrency(tmp_path, monkeypatch, what):
         concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
+def test_clear_that_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(kit.UnifiedCacheStore, "clear", lambda self: False)
+    with pytest.raises(Wrong, match="clear.. never worked"):
+        concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+
+
+def test_first_error_is_told():
+    """What a wrong byte in one process does to the others is not the news."""
+
+    def server(number):
+        if number == 2:
+            raise Wrong("a byte")
+        barrier.wait()
+
+    barrier = multiprocessing.Barrier(3, timeout=30)
+    with pytest.raises(Wrong, match="^a byte$"):
+        servers = [Process(lambda n=n: server(n)) for n in range(3)]
+        concurrency.results(servers, 20)
+
+
 def test_long_run(tmp_path, monkeypatch):
     monkeypatch.setattr(kit.Site, "files", lambda self: [])
     break_store(monkeypatch, "wait_blocks", lambda r: os.dup(1) and r)
@@ -104,6 +147,30 @@ def test_metadata(tmp_path, monkeypatch):
         metadata.run(50, 1, tmp_path)
 
 
+@pytest.mark.parametrize("what", ["stored", "beside"])
+def test_metadata_leaves_things_alone(tmp_path, monkeypatch, what):
+    """A page that was refused and is there; a load that writes to another page."""
+    backend, pools = kit.UnifiedCacheStore, []
+    make, get, put = kit.mha, backend.batch_get_v2, backend.batch_set_v2
+
+    def refusing(self, moved):
+        put(self, moved)
+        return {t.name: [t.keys[0] in kit.keys(4)] * len(t.keys) for t in moved}
+
+    def spilling(self, moved):
+        kit.poison(pools[-1], [5])
+        return get(self, moved)
+
+    if what == "stored":
+        monkeypatch.setattr(backend, "batch_set_v2", refusing)
+    else:
+        monkeypatch.setattr(kit, "mha", lambda: pools.append(make()) or pools[-1])
+        monkeypatch.setattr(backend, "batch_get_v2", spilling)
+    words = {"stored": "4 blocks became", "beside": "a page beside changed"}
+    with pytest.raises(Wrong, match=words[what]):
+        metadata.run(200, 1, tmp_path)
+
+
 def test_trials(tmp_path):
     """A page that fails for no reason, and one that should have failed."""
     trial = trials.Trial(tmp_path)
@@ -114,3 +181,54 @@ def test_trials(tmp_path):
         trial.must("get", trials.KEYS)
     with pytest.raises(Wrong, match="pool swa: logged"):
         trial.told("get", "")
+
+
+def test_skipped_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(trials, "CASES", {"one": lambda folder: pytest.skip("no disk")})
+    with pytest.raises(Wrong, match="one: skipped: no disk\nSKIP='one' lets"):
+        trials.run(1, tmp_path)
+    assert trials.run(1, tmp_path, may_skip=["one"]) == {"one": "skipped: no disk"}
+
+
+def test_fault_that_hit_nothing(tmp_path):
+    _, disk = pair(tmp_path)
+    with pytest.raises(Wrong, match="hit no call"), disk.on("read", error=errno.EIO):
+        pass
+
+
+def test_remote_file_system(tmp_path):
+    """What is written reaches another mount with close, which gives the error if there is one."""
+    backing, disk = pair(tmp_path, remote=True)
+    (tmp_path / "other").mkdir()
+    twin = Disk(backing, tmp_path / "other", remote=True)
+    with open(disk.mount / "a", "xb", buffering=0) as file:
+        file.write(b"page")
+        assert (twin.mount / "a").read_bytes() == b""
+    assert (twin.mount / "a").read_bytes() == b"page"
+    with disk.on("close", "b", error=errno.EDQUOT):
+        file = os.open(disk.mount / "b", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        os.write(file, b"page")
+        with pytest.raises(OSError, match="quota"):
+            os.close(file)
+    assert (twin.mount / "b").read_bytes() == b""
+
+
+@pytest.mark.parametrize("op", ["get", "set"])
+def test_staging_used_twice(tmp_path, monkeypatch, op):
+    """A staging page that a hung call still uses goes to the next one."""
+    take = StagingPages._take
+
+    def keep(self, count):
+        pages = take(self, count)
+        self._free += pages
+        return pages
+
+    def release(self, pages, has_ended):
+        self.release(pages)
+
+    if op == "get":
+        monkeypatch.setattr(StagingPages, "_take", keep)
+    else:
+        monkeypatch.setattr(StagingPages, "retire", release)
+    with pytest.raises(Wrong, match="wrong bytes|not 1;"):
+        trials.hung_staging(tmp_path, op)
