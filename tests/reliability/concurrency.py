@@ -14,7 +14,7 @@ from pathlib import Path
 import hicache_kit as kit
 import numpy as np
 from _where import TREE
-from deployments import Deployment, Wrong, blocks, counts, keys_of, picks, v4_pools
+from deployments import Deployment, Wrong, blocks, counts, keys_of, picks
 from hosts import Process
 from kit import Background
 
@@ -39,7 +39,7 @@ def attach(plan: Plan, number: int) -> Deployment:
     """Two engines on one root: DeepSeek V4 at TP 1, and MHA with SWA and MAMBA at TP 2."""
     site, pages = kit.Site(plan.root), plan.threads * BATCH
     if number % 2 == 0:
-        pools = v4_pools(SCALE, pages)
+        pools = kit.v4_pools(SCALE, pages)
         return Deployment(site, kit.logical(pages=pages), pools, "org/v4", mla=True)
     pools = {
         "swa": kit.paged("swa", row=4096, pages=pages),
@@ -164,7 +164,7 @@ def prune_to(backend: Path, size: int) -> int:
 
 def can_clear(root: Path) -> bool:
     """Whether this tree's connector has a clear() that does something."""
-    pools = v4_pools(SCALE, 1)
+    pools = kit.v4_pools(SCALE, 1)
     deployment = Deployment(kit.Site(root), kit.logical(), pools, mla=True)
     return deployment.store.clear() is True
 
