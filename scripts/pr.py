@@ -146,16 +146,7 @@ def refuse_unknown(name: str, described: list[str], known: set[str]) -> None:
 def starting_point(repo: Path, to: str | None) -> str:
     """TO; else where the series is applied, or HEAD."""
     marks = checkout.applied(repo)
-    start = checkout.ref(repo, to or (marks[0] if marks else "HEAD"))
-    if not start:
-        raise Refusal(
-            f"there is no commit {to} in {repo}",
-            expected="TO=REF, the branch of UCM that the pull request targets",
-            found=to or "",
-            next=f"git -C {repo} fetch, then make pr again",
-            code=2,
-        )
-    return start
+    return checkout.find_commit(repo, to or (marks[0] if marks else "HEAD"))
 
 
 def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
