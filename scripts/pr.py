@@ -35,12 +35,14 @@ TEXT = """## Purpose
 
 ## Modifications
 
+One commit each, in this order.
+
 {what}
 
 ## Test
 
-Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`); files under `tests/` that this branch
-lacks are in the repository of the series that it comes from:
+Built for the CPU, `cmake -DCMAKE_BUILD_TYPE=Debug -DRUNTIME_ENVIRONMENT=simu -DBUILD_UNIT_TESTS=ON`.
+Files under `tests/` are not of this branch but of the repository that it comes from.
 
 ```
 {tests}```

@@ -178,7 +178,7 @@ def test_a_release_that_does_not_load(matrix):
     matrix.recorded()
     done = matrix.run()
     assert done.returncode == 1
-    assert "no_such_package" in done.stdout and "edit packages in" in done.stdout
+    assert "no_such_package" in done.stdout and EDIT in done.stdout
     rows = {
         line.split()[0]: line
         for line in done.stdout.splitlines()
