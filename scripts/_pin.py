@@ -133,7 +133,7 @@ def _download(pin: Pin, folder: Path) -> Path:
                 "pip could not fetch the pinned base",
                 expected=f"{pin.package}=={pin.version} with sha256 {pin.sha256}",
                 found=done.stderr.strip() or done.stdout.strip(),
-                next="check the package index that pip uses, then `make apply` again",
+                next="check the package index that pip uses, then try again",
             )
     return next(folder.glob("*.tar.gz"))
 

@@ -177,16 +177,17 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
     if not prove.compile_point():
         return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
     python = sorted({part.proof.test for part in own if part.proof.is_python})
-    bad, text = [], ""
-    for test in ("UCPosix*", *python):
-        if test in python:
-            command, result = f"python -m pytest {test}", prove.run_pytest(test)
-        else:
-            command = f"ucmstore.test --gtest_filter='{test}'"
-            result = prove.run_gtest(test, 600)
+    runs = [("ucmstore.test --gtest_filter='UCPosix*'", prove.run_gtest, "UCPosix*")]
+    runs += [(f"python -m pytest {test}", prove.run_pytest, test) for test in python]
+    bad, again, text = [], "", ""
+    for command, run_it, test in runs:
+        result = run_it(test)
+        if not result.startswith("passes"):  # UCM has tests of time, too
+            again += f"; {command}: {result}, then run again"
+            result = run_it(test)
         bad += [] if result.startswith("passes") else [f"{command}: {result}"]
         text += f"$ {command}\n{prove.last_output()}\n"
-    return text, finding(bad, "tests", ", ".join(bad) or "all pass")
+    return text, finding(bad, "tests", (", ".join(bad) or "all pass") + again)
 
 
 def lint(below: str) -> list[str]:

@@ -176,7 +176,7 @@ def run_all(known: dict) -> str:
     listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
     native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
     key = hashlib.sha256("\n".join(native).encode()).hexdigest()
-    found = known.get(key) or run_gtest("UCPosix*", 600, shards=4)
+    found = known.get(key) or run_gtest("UCPosix*", shards=4)
     if found.startswith("passes"):
         known[key] = found
     return found
@@ -189,7 +189,7 @@ def run_test(proof: Proof) -> str:
     return run_gtest(":".join(f"{word}.*" for word in proof.test.split()), 120)
 
 
-def run_gtest(chosen: str, limit: int, shards: int = 1) -> str:
+def run_gtest(chosen: str, limit: int = 600, shards: int = 1) -> str:
     """Tests in `shards` processes at a time: most of them wait. Those that then fail get
     one more try alone, for tests of time fail on a busy machine, and the outcome says so.
     """
