@@ -192,30 +192,9 @@ def test_logical_anchor_needs_no_size_and_no_store(site, layout):
     assert not site.files()
 
 
-V4_FLASH = {
-    PoolName.SWA: ("swa_6589440x1", 44, 149760),
-    PoolName.DEEPSEEK_V4_C4: ("deepseek_v4_c4_786240x1", 21, 37440),
-    PoolName.DEEPSEEK_V4_C4_INDEXER: ("deepseek_v4_c4_indexer_177408x1", 21, 8448),
-    PoolName.DEEPSEEK_V4_C4_STATE: ("deepseek_v4_c4_state_2752512x1", 21, 131072),
-    PoolName.DEEPSEEK_V4_C4_INDEXER_STATE: (
-        "deepseek_v4_c4_indexer_state_688128x1",
-        21,
-        32768,
-    ),
-    PoolName.DEEPSEEK_V4_C128: ("deepseek_v4_c128_34560x1", 20, 1728),
-}
-
-
 def test_deepseek_v4_flash(site):
     """Six pools, six stores, the sizes and namespaces of the request; one hit over all."""
-    pools = {
-        name: (
-            kit.state(name, layers, ring=8, width=row // 32, page=256, pages=4)
-            if name.value.endswith("_state")
-            else kit.paged(name, layers, row, page=256, pages=4)
-        )
-        for name, (_, layers, row) in V4_FLASH.items()
-    }
+    pools = kit.v4_pools(page=256, pages=4)
     store = site.attach(kit.logical(page=256, pages=4), pools, mla=True)
     names = kit.keys(2)
     data = {name: kit.fill(pool, [0, 1]) for name, pool in pools.items()}
@@ -224,9 +203,16 @@ def test_deepseek_v4_flash(site):
     ]
     assert store.batch_set_v2(transfers) == dict.fromkeys(pools, [True, True])
     folders = {p.name for p in (site.backends[0] / "sglang_v2").iterdir()}
-    assert folders == {namespace for namespace, _, _ in V4_FLASH.values()}
+    assert folders == {
+        "swa_6589440x1",
+        "deepseek_v4_c4_786240x1",
+        "deepseek_v4_c4_indexer_177408x1",
+        "deepseek_v4_c4_state_2752512x1",
+        "deepseek_v4_c4_indexer_state_688128x1",
+        "deepseek_v4_c128_34560x1",
+    }
     assert len(site.files()) == 12
-    trailing = [PoolName.SWA, *(n for n in pools if n.value.endswith("_state"))]
+    trailing = ["swa", *(name for name in pools if name.endswith("_state"))]
     queries = [
         kit.query(n, kit.TRAILING, 1) if n in trailing else kit.query(n) for n in pools
     ]
