@@ -30,31 +30,35 @@ def find_checkout(given: str | None, make: bool = False) -> Path:
     `make` clones that base when it is missing. Raises Refusal when the folder is not the
     top of a UCM git checkout.
     """
-    if not given:
-        if make and not DEFAULT_UCM.exists():
-            _clone_base()
-        elif make:
-            _follow_pin()
-        given = str(DEFAULT_UCM)
-    folder = Path(given).expanduser().resolve()
-    if not folder.is_dir():
-        raise Refusal(
-            f"{folder} is not there",
-            expected="a git checkout of UCM",
-            found="no such folder",
-            next="make apply, or make apply UCM=<checkout>",
-            code=2,
-        )
-    _require_top(folder)
-    if not git_ok(folder, "cat-file", "-e", f"HEAD:{LANDMARK}"):
+    if not given and make:
+        _follow_pin() if DEFAULT_UCM.exists() else _clone_base()
+    folder = Path(given or DEFAULT_UCM).expanduser().resolve()
+    if found := _not_ucm(folder):
         raise Refusal(
             f"{folder} is not a UCM checkout",
-            expected=f"{LANDMARK} in its HEAD commit",
-            found="no such file",
-            next="make apply UCM=<checkout of unified-cache-management>",
+            expected=f"the top of a git checkout, with a working tree and {LANDMARK}",
+            found=found,
+            next="make apply, or UCM=<clone of unified-cache-management>",
             code=2,
         )
     return folder
+
+
+def _not_ucm(folder: Path) -> str | None:
+    """What is wrong with the folder. git acts on the repository around a plain one."""
+    if not folder.is_dir():
+        return "no such folder"
+    try:
+        top = git(folder, "rev-parse", "--show-toplevel")
+    except GitError as error:
+        return f"not the top of a git checkout: {error.text}"
+    if Path(top) != folder:
+        return f"not the top of a git checkout, which is {top or 'a bare repository'}"
+    if not ref(folder, "HEAD"):
+        return "no commit"
+    if not git_ok(folder, "cat-file", "-e", f"HEAD:{LANDMARK}"):
+        return f"no {LANDMARK} in its HEAD commit"
+    return None
 
 
 def _clone_base() -> None:
@@ -73,30 +77,6 @@ def _follow_pin() -> None:
         fetch = ("fetch", "--quiet", "--no-tags", "--update-shallow")
         git(DEFAULT_UCM, *fetch, str(base_repository()), "HEAD")
         move_to(DEFAULT_UCM, pin, None)
-
-
-def _require_top(folder: Path) -> None:
-    """git acts on the repository around a plain folder: make sure it is this one."""
-    try:
-        top = git(folder, "rev-parse", "--show-toplevel")
-    except GitError as error:
-        top = error.text
-    if not top or Path(top) != folder:
-        raise Refusal(
-            f"{folder} is not the top of a git checkout",
-            expected="a folder with a .git of its own and a working tree",
-            found=f"git answers: {top or 'a bare repository'}",
-            next="git clone UCM and pass the clone as UCM=<checkout>",
-            code=2,
-        )
-    if not git_ok(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}"):
-        raise Refusal(
-            f"{folder} has no commit",
-            expected="UCM's files in a HEAD commit",
-            found="an empty repository",
-            next="commit or check out UCM there first",
-            code=2,
-        )
 
 
 def refuse_unfinished(repo: Path) -> None:
@@ -167,6 +147,20 @@ def ref(repo: Path, name: str) -> str | None:
         return git(repo, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
     except GitError:
         return None
+
+
+def find_commit(repo: Path, to: str | None) -> str:
+    """The id of TO. Raises Refusal; nothing is fetched."""
+    found = ref(repo, to) if to else None
+    if not found:
+        raise Refusal(
+            f"there is no commit {to} in {repo}" if to else "no commit is named",
+            expected="TO=REF, a branch, tag or commit that the checkout has",
+            found=to or "nothing",
+            next=f"git -C {repo} fetch, then the same with TO=REF",
+            code=2,
+        )
+    return found
 
 
 def blobs(repo: Path, commit: str, paths: list[str]) -> dict[str, str]:

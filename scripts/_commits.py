@@ -37,28 +37,17 @@ def worktree(repo: Path, commit: str) -> Iterator[Path]:
             git(repo, "worktree", "remove", "--force", str(tree))
 
 
-def commit_entry(
-    tree: Path, entry: Entry, am: list[str] = AM, root: Path = ROOT
-) -> str:
+def commit_entry(tree: Path, entry: Entry, root: Path) -> str:
     """Apply one entry in a worktree: the patch, then its overlay files, as one commit."""
-    git(tree, *am, str(root / PATCHES.name / entry.patch))
-    add_overlay(tree, entry, root)
-    return git(tree, "rev-parse", "HEAD")
-
-
-def add_overlay(tree: Path, entry: Entry, root: Path = ROOT) -> None:
-    """Put the entry's overlay files into the commit that its patch just made."""
+    git(tree, *AM, str(root / PATCHES.name / entry.patch))
     for path in entry.overlay:
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / OVERLAY.name / path, tree / path)
     if entry.overlay:
         git(tree, "add", "--force", "--", *entry.overlay)
         when = git(tree, "show", "-s", "--format=%aI")
-        git(
-            tree,
-            *("commit", "--quiet", "--amend", "--no-edit", "--no-verify"),
-            when=when,
-        )
+        git(tree, "commit", "--quiet", "--amend", "--no-edit", when=when)
+    return git(tree, "rev-parse", "HEAD")
 
 
 def commit_series(
@@ -72,7 +61,7 @@ def commit_series(
     with worktree(repo, start) as tree:
         for number, entry in enumerate(entries, 1):
             try:
-                tip = commit_entry(tree, entry, root=root)
+                tip = commit_entry(tree, entry, root)
             except (GitError, OSError) as error:
                 raise Refusal(
                     f"{entry.patch} does not apply ({number} of {len(entries)})",

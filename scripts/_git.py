@@ -10,45 +10,23 @@ IDENTITY = ("UCM HiCache v2 contributors", "noreply@ucm-hicache-v2.invalid")
 
 # A user's diff.noprefix, format.signOff, autocrlf or commit signing would change the
 # bytes we write, so neither the system's, the user's nor the checkout's settings count.
-_SETTINGS = {
-    "core.autocrlf": "false",
-    "core.eol": "lf",
-    "core.safecrlf": "false",
-    "core.quotePath": "false",
-    "core.hooksPath": os.devnull,
-    "core.fsmonitor": "false",
-    "core.fileMode": "true",
-    "core.attributesFile": os.devnull,
-    "core.sparseCheckout": "false",
-    "apply.whitespace": "nowarn",
-    "apply.ignoreWhitespace": "no",
-    "commit.gpgSign": "false",
-    "commit.cleanup": "whitespace",
-    "tag.gpgSign": "false",
-    "mailinfo.scissors": "false",
-    "log.showSignature": "false",
-    "grep.patternType": "default",
-    "diff.noprefix": "false",
-    "diff.mnemonicPrefix": "false",
-    "diff.algorithm": "myers",
-    "diff.context": "3",
-    "diff.interHunkContext": "0",
-    "diff.renames": "false",
-    "diff.indentHeuristic": "true",
-    "diff.suppressBlankEmpty": "false",
-    "diff.orderFile": os.devnull,
-    "format.signOff": "false",
-    "format.encodeEmailHeaders": "false",
-    "format.forceInBodyFrom": "false",
-    "i18n.commitEncoding": "utf-8",
-    "i18n.logOutputEncoding": "utf-8",
-    "merge.renames": "true",
-    "gc.auto": "0",
-    "maintenance.auto": "false",
-    "advice.detachedHead": "false",
-    "init.defaultBranch": "main",
-    "init.templateDir": "",
-}
+_SETTINGS = dict(
+    setting.split("=", 1)
+    for setting in f"""
+    core.autocrlf=false core.eol=lf core.safecrlf=false core.quotePath=false
+    core.hooksPath={os.devnull} core.fsmonitor=false core.fileMode=true
+    core.attributesFile={os.devnull} core.sparseCheckout=false
+    apply.whitespace=nowarn apply.ignoreWhitespace=no mailinfo.scissors=false
+    commit.gpgSign=false commit.cleanup=whitespace tag.gpgSign=false
+    diff.noprefix=false diff.mnemonicPrefix=false diff.algorithm=myers diff.context=3
+    diff.interHunkContext=0 diff.renames=false diff.indentHeuristic=true
+    diff.suppressBlankEmpty=false diff.orderFile={os.devnull} merge.renames=true
+    format.signOff=false format.encodeEmailHeaders=false format.forceInBodyFrom=false
+    i18n.commitEncoding=utf-8 i18n.logOutputEncoding=utf-8 log.showSignature=false
+    grep.patternType=default gc.auto=0 maintenance.auto=false
+    advice.detachedHead=false init.defaultBranch=main init.templateDir=
+    """.split()
+)
 
 
 class GitError(Exception):

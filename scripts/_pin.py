@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import venv
 from collections.abc import Iterator
@@ -62,7 +61,8 @@ def base_repository(source: str = "") -> Path:
         if not pin.sha256:
             return fetch_base(source or pin.url, pin.commit)
         with _scratch() as scratch:
-            tree = _unpack(_download(pin, scratch), scratch / "tree")
+            shutil.unpack_archive(_download(pin, scratch), scratch / "sdist")
+            (tree,) = (scratch / "sdist").iterdir()
             _commit(tree, pin)
             tree.rename(target)
     found = git(target, "rev-parse", "HEAD")
@@ -133,20 +133,9 @@ def _download(pin: Pin, folder: Path) -> Path:
                 "pip could not fetch the pinned base",
                 expected=f"{pin.package}=={pin.version} with sha256 {pin.sha256}",
                 found=done.stderr.strip() or done.stdout.strip(),
-                next="check the package index that pip uses, then `make apply` again",
+                next="check the package index that pip uses, then try again",
             )
     return next(folder.glob("*.tar.gz"))
-
-
-def _unpack(archive: Path, target: Path) -> Path:
-    with tarfile.open(archive) as tar:
-        top = tar.getnames()[0].split("/", 1)[0]
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(target.parent, filter="data")
-        else:
-            tar.extractall(target.parent)
-    shutil.move(target.parent / top, target)
-    return target
 
 
 def _commit(tree: Path, pin: Pin) -> None:

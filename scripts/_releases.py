@@ -32,7 +32,6 @@ class Release:
     version: str
     sha256: str
     tier: str
-    python: str
     packages: list[str]
     tests: list[str]
     registers: str
@@ -67,21 +66,15 @@ def read() -> list[Release]:
 
 def _row(row: dict) -> Release:
     name = row.get("version", "a release without a version")
-    fields = Release.__dataclass_fields__
-    unknown = sorted(set(row) - set(fields))
-    missing = sorted(set(fields) - set(row) - {"refused"})
-    if unknown or missing:
-        found = ", ".join(
-            [f"no {m}" for m in missing] + [f"unknown {u}" for u in unknown]
-        )
-        raise _wrong(f"SGLang {name}: fields are wrong", ", ".join(fields), found)
-    release = Release(**row)
+    try:
+        release = Release(**row)
+    except TypeError as e:
+        fields = ", ".join(Release.__dataclass_fields__)
+        raise _wrong(f"SGLang {name}: fields are wrong", fields, str(e)) from e
     if not re.fullmatch(r"[0-9a-f]{64}", release.sha256):
         raise _wrong(f"SGLang {name}: no wheel hash", "64 hex digits", release.sha256)
     if release.tier not in ("supported", "canary"):
         raise _wrong(f"SGLang {name}: tier", "supported or canary", release.tier)
-    if sys.version_info < numbers(release.python):
-        raise _wrong(f"SGLang {name} needs another Python", release.python, sys.version)
     _pins(release)
     return release
 
@@ -143,7 +136,7 @@ def fetch(release: Release) -> None:
         return
     CACHE.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        wheel = _download(release, Path(scratch))
+        wheel = _download(release.version, release.sha256, Path(scratch))
         fresh = Path(scratch) / "sources"
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if not name.endswith(".so")]
@@ -154,12 +147,11 @@ def fetch(release: Release) -> None:
         fresh.rename(release.source)
 
 
-def _download(release: Release, folder: Path) -> Path:
-    wanted = folder / "wanted.txt"
-    pin = f" --hash=sha256:{release.sha256}" if release.sha256 else ""
-    wanted.write_text(f"sglang=={release.version}{pin}\n")
+def _download(version: str, sha256: str, folder: Path) -> Path:
+    """The wheel of a version, or of the newest; a canary has no hash yet."""
+    wanted, pin = folder / "wanted.txt", f"=={version}" if version else ""
+    wanted.write_text(f"sglang{pin}{f' --hash=sha256:{sha256}' if sha256 else ''}\n")
     words = ["--no-deps", "--only-binary=:all:", *WHEEL.split()]
-    words += ["--require-hashes"] if release.sha256 else []
     done = _pip("download", *words, "-d", folder, "-r", wanted)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
@@ -167,8 +159,8 @@ def _download(release: Release, folder: Path) -> Path:
         got = re.search(r"Got\s+([0-9a-f]{64})", said)
         kind = "has another hash" if got else "cannot be fetched"
         raise _wrong(
-            f"the wheel of SGLang {release.version} {kind}",
-            f"sha256 {release.sha256 or 'any'}, for Python 3.11 on x86_64",
+            f"the wheel of SGLang {version or 'that is the newest'} {kind}",
+            f"sha256 {sha256 or 'any'}, for Python 3.11 on x86_64",
             f"sha256 {got[1]}" if got else said[-600:],
         )
     return wheels[0]
@@ -177,17 +169,7 @@ def _download(release: Release, folder: Path) -> Path:
 def newest() -> str:
     """The version of the newest release on the package index: that of the wheel it gives."""
     with tempfile.TemporaryDirectory() as scratch:
-        words = ["--no-deps", "--only-binary=:all:", *WHEEL.split()]
-        done = _pip("download", *words, "-d", scratch, "sglang")
-        wheels = [path.name.split("-")[1] for path in Path(scratch).glob("*.whl")]
-    if done.returncode or not wheels:
-        raise Refusal(
-            "the newest SGLang cannot be found",
-            expected="a wheel for Python 3.11 on x86_64",
-            found=(done.stderr or done.stdout).strip()[-600:],
-            next="check the package index that pip uses, then try again",
-        )
-    return wheels[0]
+        return _download("", "", Path(scratch)).name.split("-")[1]
 
 
 def _folder(name: str) -> Path:
@@ -223,13 +205,9 @@ def check_import(release: Release) -> None:
         command, env=environment(release), capture_output=True, text=True
     )
     if done.returncode:
-        files = (
-            " ".join(f"{name}.txt" for name in release.packages) or "build/venv's own"
-        )
-        raise Refusal(
+        names = " ".join(release.packages) or "build/venv"
+        raise _wrong(
             f"SGLang {release.version} cannot be imported",
-            expected=f"its cache modules load with the packages of {files}",
-            found="\n".join(done.stderr.strip().splitlines()[-2:]),
-            next=f"edit packages in {DATA.relative_to(ROOT)}, or the files it names",
-            code=2,
+            f"its cache modules load with the packages of {names}",
+            "\n".join(done.stderr.strip().splitlines()[-2:]),
         )

@@ -23,7 +23,6 @@ SERIES = PATCHES / "series"
 
 TAGS = ("Feat", "Bugfix", "Opt", "Build", "CI", "Doc", "Test", "Misc")
 SUBJECT = re.compile(rf"(\[({'|'.join(TAGS)})\])+ \S.{{0,70}}[^.\s]$")
-NAME = re.compile(r"(\d{4})-[a-z0-9-]+\.patch$")
 SECTIONS = ("Why", "What", "To test")
 TRAILERS = ("Topic", "Forwarded", "Drop-When")
 
@@ -47,21 +46,12 @@ def read_series(complete: bool = True) -> list[Entry]:
     """
     entries: list[Entry] = []
     text = SERIES.read_text("utf-8") if SERIES.is_file() else ""
-    for number, line in enumerate(text.splitlines(), 1):
-        name = line.partition("#")[0].rstrip()
-        if not name:
-            continue
-        if not name[0].isspace():
-            entries.append(Entry(name))
-        elif entries:
+    names = (line.partition("#")[0].rstrip() for line in text.splitlines())
+    for name in filter(None, names):
+        if name[0].isspace() and entries:
             entries[-1].overlay.append(name.strip())
         else:
-            raise Refusal(
-                "patches/series cannot be read",
-                expected="an entry before the first indented overlay path",
-                found=f"line {number}: {name.strip()}",
-                next="make refresh",
-            )
+            entries.append(Entry(name.strip()))
     if not entries:
         raise Refusal(
             "the series is empty",

@@ -17,7 +17,6 @@ def main() -> int:
     parser.add_argument(
         "--ucm", metavar="DIR", help="default: the pinned base, fetched"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check, change nothing")
     parser.add_argument(
         "--if-needed",
         action="store_true",
@@ -34,12 +33,9 @@ def main() -> int:
     refuse_overlay_taken(repo, start, entries)
     checkout.refuse_dirty(repo, [*touched(entries), *overlay_owners(entries)])
     tip = commit_series(repo, start, entries)
+    checkout.move_to(repo, tip, (start, tip))
     print(f"base      {checkout.describe_base()}, checkout at {start[:12]}")
     print(f"series    {len(entries)} patches, {len(overlay_owners(entries))} new files")
-    if options.dry_run:
-        print(f"would go  {tip[:12]} (dry run, nothing was changed)")
-        return 0
-    checkout.move_to(repo, tip, (start, tip))
     print(f"tip       {tip[:12]} in {repo}\nnext: make build")
     return 0
 

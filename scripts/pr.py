@@ -35,12 +35,14 @@ TEXT = """## Purpose
 
 ## Modifications
 
+One commit each, in this order.
+
 {what}
 
 ## Test
 
-Debug build for the CPU (`RUNTIME_ENVIRONMENT=simu`); files under `tests/` that this branch
-lacks are in the repository of the series that it comes from:
+Built for the CPU, `cmake -DCMAKE_BUILD_TYPE=Debug -DRUNTIME_ENVIRONMENT=simu -DBUILD_UNIT_TESTS=ON`.
+Files under `tests/` are not of this branch but of the repository that it comes from.
 
 ```
 {tests}```
@@ -146,16 +148,7 @@ def refuse_unknown(name: str, described: list[str], known: set[str]) -> None:
 def starting_point(repo: Path, to: str | None) -> str:
     """TO; else where the series is applied, or HEAD."""
     marks = checkout.applied(repo)
-    start = checkout.ref(repo, to or (marks[0] if marks else "HEAD"))
-    if not start:
-        raise Refusal(
-            f"there is no commit {to} in {repo}",
-            expected="TO=REF, the branch of UCM that the pull request targets",
-            found=to or "",
-            next=f"git -C {repo} fetch, then make pr again",
-            code=2,
-        )
-    return start
+    return checkout.find_commit(repo, to or (marks[0] if marks else "HEAD"))
 
 
 def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
@@ -184,16 +177,17 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
     if not prove.compile_point():
         return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
     python = sorted({part.proof.test for part in own if part.proof.is_python})
-    bad, text = [], ""
-    for test in ("UCPosix*", *python):
-        if test in python:
-            command, result = f"python -m pytest {test}", prove.run_pytest(test)
-        else:
-            command = f"ucmstore.test --gtest_filter='{test}'"
-            result = prove.run_gtest(test, 600)
+    runs = [("ucmstore.test --gtest_filter='UCPosix*'", prove.run_gtest, "UCPosix*")]
+    runs += [(f"python -m pytest {test}", prove.run_pytest, test) for test in python]
+    bad, again, text = [], "", ""
+    for command, run_it, test in runs:
+        result = run_it(test)
+        if not result.startswith("passes"):  # UCM has tests of time, too
+            again += f"; {command}: {result}, then run again"
+            result = run_it(test)
         bad += [] if result.startswith("passes") else [f"{command}: {result}"]
         text += f"$ {command}\n{prove.last_output()}\n"
-    return text, finding(bad, "tests", ", ".join(bad) or "all pass")
+    return text, finding(bad, "tests", (", ".join(bad) or "all pass") + again)
 
 
 def lint(below: str) -> list[str]:

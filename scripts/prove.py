@@ -69,9 +69,7 @@ class Proof:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entry", metavar="NNNN", help="this one alone, no table")
-    only = parser.parse_args().entry
+    argparse.ArgumentParser(description=__doc__).parse_args()
     repo = checkout.find_checkout(None)
     entries, marks = read_series(), checkout.applied(repo)
     if not marks or commit_series(repo, marks[0], entries) != marks[1]:
@@ -84,17 +82,14 @@ def main() -> int:
     prepare(repo, marks[0])
     known = json.loads(KNOWN.read_text()) if KNOWN.is_file() else {}
     commits = git(repo, "rev-list", "--reverse", f"{marks[0]}..{marks[1]}").split()
-    rows = []
-    for entry, parent, commit in zip(
-        entries, [marks[0], *commits], commits, strict=False
-    ):
-        if not only or entry.patch.startswith(only):
-            rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
-            print(" | ".join(rows[-1]), flush=True)
-            KNOWN.parent.mkdir(parents=True, exist_ok=True)
-            KNOWN.write_text(json.dumps(known, indent=1) + "\n")
-        if not only:
-            write_table(rows, entries)
+    KNOWN.parent.mkdir(parents=True, exist_ok=True)
+    rows, parent = [], marks[0]
+    for entry, commit in zip(entries, commits, strict=True):
+        rows.append([entry.patch[:-6], *examine(entry, parent, commit, known)])
+        print(" | ".join(rows[-1]), flush=True)
+        KNOWN.write_text(json.dumps(known, indent=1) + "\n")
+        write_table(rows, entries)
+        parent = commit
     faults = sum(row[-1] != "ok" for row in rows)
     print(f"{'FAILED' if faults else 'ok'}  {len(rows)} points, {faults} findings")
     if faults:
@@ -181,7 +176,7 @@ def run_all(known: dict) -> str:
     listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
     native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
     key = hashlib.sha256("\n".join(native).encode()).hexdigest()
-    found = known.get(key) or run_gtest("UCPosix*", 600, shards=4)
+    found = known.get(key) or run_gtest("UCPosix*", shards=4)
     if found.startswith("passes"):
         known[key] = found
     return found
@@ -194,7 +189,7 @@ def run_test(proof: Proof) -> str:
     return run_gtest(":".join(f"{word}.*" for word in proof.test.split()), 120)
 
 
-def run_gtest(chosen: str, limit: int, shards: int = 1) -> str:
+def run_gtest(chosen: str, limit: int = 600, shards: int = 1) -> str:
     """Tests in `shards` processes at a time: most of them wait. Those that then fail get
     one more try alone, for tests of time fail on a busy machine, and the outcome says so.
     """

@@ -6,7 +6,6 @@ rebase. The checkout, patches/, ucm_overlay/ and UPSTREAM change at the end, or 
 """
 
 import argparse
-import hashlib
 import json
 import re
 import tempfile
@@ -20,7 +19,7 @@ from _commits import export, patch_ids, series_on_base, touched
 from _git import GitError, git, git_bytes, git_ok, lines
 from _pin import BUILD, Pin, base_repository, fetch_base, read_pin, write_pin
 from _report import Refusal, run
-from _series import OVERLAY, PATCHES, Entry, overlay_owners, read_series
+from _series import OVERLAY, Entry, overlay_owners, read_series
 
 TREE = BUILD / "rebase"
 RANGE_DIFF = BUILD / "range-diff.txt"
@@ -38,7 +37,6 @@ class State:
     start: str
     root: str
     old: str
-    series: str
     head: str
     rows: list[str] = field(default_factory=list)
     stopped: bool = False
@@ -46,6 +44,11 @@ class State:
     @staticmethod
     def path() -> Path:
         return Path(git(TREE, "rev-parse", "--absolute-git-dir")) / "ucm-hicache.json"
+
+    @property
+    def commits(self) -> list[str]:
+        span = f"{self.root}..{self.old}"
+        return git(TREE, "rev-list", "--reverse", span).split()
 
     def save(self) -> None:
         self.head = git(TREE, "rev-parse", "HEAD")
@@ -64,13 +67,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.abort:
         return abort()
+    entries = read_series()
     if options.go_on:
-        return pick_rest(go_on(), read_series())
+        return pick_rest(go_on(entries), entries)
     repo = checkout.find_checkout(options.ucm)
-    return pick_rest(begin(repo, options.to), read_series())
+    return pick_rest(begin(repo, options.to, entries), entries)
 
 
-def begin(repo: Path, to: str | None) -> State:
+def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     """Refuse what cannot work, then make the worktree at `to`."""
     if TREE.exists():
         raise Refusal(
@@ -80,15 +84,7 @@ def begin(repo: Path, to: str | None) -> State:
             next="make rebase-continue, or make rebase-abort",
             code=3,
         )
-    entries, start = read_series(), checkout.ref(repo, to) if to else None
-    if not start:
-        raise Refusal(
-            f"there is no commit {to} in {repo}" if to else "no commit to move to",
-            expected="TO=REF, a branch, tag or commit that the checkout has",
-            found=to or "nothing",
-            next=f"git -C {repo} fetch, then make rebase UCM={repo} TO=REF",
-            code=2,
-        )
+    start = checkout.find_commit(repo, to)
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
     refuse_target(repo, start, entries)
@@ -100,7 +96,7 @@ def begin(repo: Path, to: str | None) -> State:
         raise cannot_read(error, f"git -C {repo} fetch, then make rebase") from error
     print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
     report_overlay(repo, start, entries)
-    state = State(str(repo), start, root, old, series_digest(), start)
+    state = State(str(repo), start, root, old, start)
     state.save()
     return state
 
@@ -172,19 +168,9 @@ def report_overlay(repo: Path, start: str, entries: list[Entry]) -> None:
             )
 
 
-def series_digest() -> str:
-    """Of patches/ and ucm_overlay/, which must not change while a rebase is open."""
-    found = hashlib.sha256()
-    for folder in (PATCHES, OVERLAY):
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            if "__pycache__" not in path.parts:
-                found.update(b"%b\0%b\0" % (bytes(path), path.read_bytes()))
-    return found.hexdigest()
-
-
 def pick_rest(state: State, entries: list[Entry]) -> int:
     """Put what is left of the old commits onto HEAD, one by one, up to a conflict."""
-    commits = git(TREE, "rev-list", "--reverse", f"{state.root}..{state.old}").split()
+    commits = state.commits
     for number in range(len(state.rows), len(commits)):
         how = pick(state, commits[number])
         if not how:
@@ -265,17 +251,16 @@ def report_conflict(state: State, entry: Entry, place: str) -> None:
     print("  make rebase-continue            (or give up: make rebase-abort)")
 
 
-def go_on() -> State:
+def go_on(entries: list[Entry]) -> State:
     """Take the solved conflict over; after an interruption, start the entry again."""
     state = read_state()
-    if state.series != series_digest():
+    if series_on_base(Path(state.ucm), entries) != (state.root, state.old):
         raise Refusal(
             "patches/ or ucm_overlay/ changed while the rebase was open",
             expected="the series as it was when the rebase began",
             found="other files",
             next="put them back, or make rebase-abort and start anew",
         )
-    entries = read_series()
     if state.stopped:
         refuse_unsolved()
     for entry, how in zip(entries, state.rows, strict=False):
@@ -283,8 +268,7 @@ def go_on() -> State:
     if not state.stopped:
         git(TREE, "reset", "--quiet", "--hard", state.head)
         return state
-    commits = git(TREE, "rev-list", "--reverse", f"{state.root}..{state.old}").split()
-    commit = commits[len(state.rows)]
+    commit = state.commits[len(state.rows)]
     # Whoever ran `git cherry-pick --continue` has made the commit already.
     if git(TREE, "rev-parse", "HEAD") == state.head:
         if git(TREE, "status", "--porcelain"):

@@ -1,9 +1,7 @@
 """Write patches/, ucm_overlay/ and the series anew from the commits of a patched checkout."""
 
 import argparse
-import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import _checkout as checkout
@@ -18,7 +16,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
     parser.add_argument("--base", metavar="REV", help="default: where apply started")
-    parser.add_argument("--dry-run", action="store_true", help="check, write nothing")
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm)
     checkout.refuse_unfinished(repo)
@@ -31,14 +28,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".refresh-") as scratch:
         write(repo, exported, Path(scratch))
         tip = apply_again(repo, base, exported, Path(scratch))
-        changes = list(changed_files(Path(scratch)))
-        if not options.dry_run:
-            checkout.move_to(repo, tip, (base, tip))
-            swap(Path(scratch))
-    print("\n".join(changes) or "no file changes")
+        checkout.move_to(repo, tip, (base, tip))
+        swap(Path(scratch))
     files = sum(len(item.entry.overlay) for item in exported)
-    verb = "would write" if options.dry_run else "wrote"
-    print(f"{verb} {len(exported)} patches, {files} overlay files\nnext: make verify")
+    print(f"wrote     {len(exported)} patches, {files} overlay files")
+    print("next: make verify; git status shows which files changed")
     return 0
 
 
@@ -137,24 +131,6 @@ def apply_again(repo: Path, base: str, exported: list[Exported], root: Path) -> 
     if git(repo, "diff", "--name-only", "HEAD", tip):
         raise RuntimeError(f"{tip} differs from HEAD: this is a defect of refresh")
     return tip
-
-
-def changed_files(root: Path) -> Iterator[str]:
-    """A row for each file that the folders below `root` add, change or lack."""
-    for new, old in ((root / here.name, here) for here in (PATCHES, OVERLAY)):
-        for path in sorted({*_files(new), *_files(old)}):
-            was, now = (_content(folder / path) for folder in (old, new))
-            if was != now:
-                word = "new" if not was else "changed" if now else "gone"
-                yield f"{word:<10}{old.name}/{path}"
-
-
-def _files(folder: Path) -> list[Path]:
-    return [p.relative_to(folder) for p in folder.rglob("*") if p.is_file()]
-
-
-def _content(path: Path) -> tuple[bytes, bool] | None:
-    return (path.read_bytes(), os.access(path, os.X_OK)) if path.is_file() else None
 
 
 def swap(root: Path) -> None:

@@ -10,7 +10,6 @@ from _report import Refusal, run
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ucm", metavar="DIR", help="default: build/ucm")
-    parser.add_argument("--dry-run", action="store_true", help="check, change nothing")
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm)
     checkout.refuse_unfinished(repo)
@@ -32,10 +31,8 @@ def main() -> int:
                 else "make refresh takes the edited series over, then make unapply"
             ),
         )
-    if not options.dry_run:
-        checkout.move_to(repo, base, None)
-    print(f"{'would go' if options.dry_run else 'back'} to {base[:12]} in {repo}")
-    print("next: make apply")
+    checkout.move_to(repo, base, None)
+    print(f"back to {base[:12]} in {repo}\nnext: make apply")
     return 0
 
 

@@ -150,8 +150,14 @@ SOLUTIONS["collect-only-the-store-s-own"] = {
 SOLUTIONS["collect-last-what"] = {
     CC: [
         (
-            "    if (hotnessTrackerEnable_) {\n        s = hotnessTracker_.Setup",
-            "    if (hotnessTrackerEnable_ || gcEnable_) {\n        s = hotnessTracker_.Setup",
+            "    if (hotnessTrackerEnable_) {\n        s = hotnessTracker_.Setup(&layout_);\n",
+            "    if (hotnessTrackerEnable_ || gcEnable_) {\n"
+            "        const auto fresh = std::clamp<size_t>(config.posixGcCheckIntervalSec, 1, 600);\n"
+            "        s = hotnessTracker_.Setup(&layout_, static_cast<time_t>(fresh));\n",
+        ),
+        (
+            '#include "logger/logger.h"\n',
+            '#include <algorithm>\n#include "logger/logger.h"\n',
         ),
         (
             "uint8_t SpaceManager::Lookup(",

@@ -182,6 +182,29 @@ def state(name, layers=LAYERS, ring=2, width=8, page=PAGE, pages=PAGES):
     )
 
 
+# DeepSeek V4 Flash: layers, bytes of a layer's row in a page, ring of a state pool.
+V4_FLASH = {
+    "swa": (44, 149760, 0),
+    "deepseek_v4_c4": (21, 37440, 0),
+    "deepseek_v4_c4_indexer": (21, 8448, 0),
+    "deepseek_v4_c4_state": (21, 131072, 8),
+    "deepseek_v4_c4_indexer_state": (21, 32768, 8),
+    "deepseek_v4_c128": (20, 1728, 0),
+}
+
+
+def v4_pools(scale=1, pages=PAGES, page=PAGE):
+    """The six pools by name; pages of 1/scale of their bytes."""
+    made = {}
+    for name, (layers, size, ring) in V4_FLASH.items():
+        row, shape = size // scale, {"layers": layers, "page": page, "pages": pages}
+        if ring:
+            made[name] = state(name, ring=ring, width=row // ring // 4, **shape)
+        else:
+            made[name] = paged(name, row=row, **shape)
+    return made
+
+
 def mamba(
     temporal=(2, 3, 5), convs=((6, 3), (4, 3)), side_states=(), layers=2, pages=PAGES
 ):
@@ -336,6 +359,20 @@ class Meta:
 
     def get_page_buffer_meta(self, indices):
         return self.meta
+
+
+def huge(size, count=1):
+    """Metadata of one page with components of this size, which nobody could allocate."""
+    return Meta(([4096] * count, [size] * count))
+
+
+def huge_flat():
+    """A flat page of 2 GiB that takes one byte of memory."""
+    page = torch.zeros(1, dtype=torch.uint8).expand(2**31)
+    pool = Meta(None)
+    pool.get_dummy_flat_data_page = lambda: page
+    pool.get_data_page = lambda index, flat: page
+    return pool
 
 
 class Pages:

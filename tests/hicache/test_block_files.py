@@ -1,5 +1,6 @@
 """What the files below a storage backend are taken for: real stores write them."""
 
+import json
 import os
 import time
 
@@ -122,10 +123,17 @@ def test_markers_are_read(site):
     assert marker.format == pool._format
     assert isinstance(marker.format, PageFormat)
     assert marker.keys == pool._suffix
-    for text in ("", "[]", "{}", '{"keys": "k"}', "\0"):
+    with open(marker.path) as f:
+        good = json.load(f)
+    odd = [{**good, "component_sizes": sizes} for sizes in (7, ["a"], None)]
+    texts = ["", "[]", "{}", '{"keys": "k"}', "\0", "[" * 60000, *map(json.dumps, odd)]
+    for text in texts:
         with open(marker.path, "w") as f:
             f.write(text)
         assert swa.markers() == ([], [marker.path]), text
+    os.unlink(marker.path)
+    os.mkfifo(marker.path)
+    assert swa.markers() == ([], [])
 
 
 def test_what_vanishes_is_left_out(site):

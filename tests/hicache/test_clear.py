@@ -78,7 +78,7 @@ def test_another_model_keeps_its_pages(site, messages):
     before = site.files()
     assert mine.clear() is False and theirs.clear() is False
     assert site.files() == before
-    assert "also holds pages of org/theirs" in messages()
+    assert "also holds pages of 'org/theirs'" in messages()
     assert "ucm_connector_config.namespace" in messages()
 
 
@@ -108,7 +108,7 @@ def test_a_namespace_that_two_models_share_is_nobodys_own(site, messages):
     theirs, *_ = attach(site, names, model="org/theirs", namespace="prod")
     assert mine.clear() is False
     assert hits(mine, names) == hits(theirs, names) == 6
-    assert "also holds pages of org/theirs" in messages()
+    assert "also holds pages of 'org/theirs'" in messages()
 
 
 def test_every_rank_of_one_model_may_clear(site):

@@ -122,9 +122,11 @@ def test_names_that_become_one_key_are_told_apart(site):
 def test_a_damaged_marker_is_refused(site):
     site.attach(kit.mha()).close()
     (path,) = (site.backends[0] / ".layout").iterdir()
-    path.write_text("{")
-    with pytest.raises(ValueError, match="unreadable"):
-        site.attach(kit.mha())
+    for text in ("{", "{}", "[]", "7", "[" * 60000, "\0", "\udcff"):
+        path.write_text(text, errors="surrogateescape")
+        with pytest.raises(ValueError, match="unreadable|another format"):
+            site.attach(kit.mha())
+        assert path.read_text(errors="surrogateescape") == text
 
 
 @pytest.mark.parametrize("fault", ["in the way", "full"])
@@ -175,6 +177,13 @@ BF16 = PageFormat("m", "torch.bfloat16", 4, 3, "page_first", (192,))
 FP16 = PageFormat("m", "torch.float16", 4, 3, "page_first", (192,))
 
 
+def test_components_of_one_total_are_told_apart(site):
+    """Two of 384 bytes and one of 768 have one key and one size in the primary folder."""
+    site.attach(kit.mha()).close()
+    with pytest.raises(ValueError, match="component_sizes.*namespace"):
+        site.attach(kit.paged("kv", row=256))
+
+
 def test_ranks_that_claim_at_once(site, links):
     """Every rank of a replicated pool writes the same marker; one wins, all go on."""
     made = claims(site, [BF16])
@@ -204,6 +213,44 @@ def test_a_claim_that_is_killed_leaves_nothing(site, monkeypatch):
         os.waitpid(pid, 0)
     assert [p for p in site.everything() if p.is_file()] == []
     assert format_marker.claim([str(folder)], "_m", BF16)
+
+
+def test_a_writer_that_is_killed_without_hard_links(site, monkeypatch):
+    """The marker has its name before its text; the next start completes it."""
+
+    def no_links(*_, **kw):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    folder = site.backends[0] / "sglang_v2" / "x"
+    monkeypatch.setattr(format_marker.os, "link", no_links)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            format_marker.fcntl.flock = lambda *_: os._exit(0)
+            format_marker.claim([str(folder)], "_m", BF16)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    (marker,) = folder.rglob("*.json")
+    assert marker.stat().st_size == 0
+    assert format_marker.claim([str(folder)], "_m", BF16) == [str(marker)]
+    assert format_marker.read(str(marker))["dtype"] == "torch.bfloat16"
+    with pytest.raises(ValueError, match="another format"):
+        format_marker.claim([str(folder)], "_m", FP16)
+
+
+def test_formats_that_claim_an_empty_marker_at_once(site, links):
+    """Of a writer that was killed, or of a machine that lost power: one of them gets it."""
+    for _ in range(10):
+        for path in claims(site, [BF16], 1)[0]:
+            if path.endswith(".json"):
+                os.truncate(path, 0)
+        refused = [
+            isinstance(got, ValueError) for got in claims(site, [BF16, FP16], 16)
+        ]
+        assert refused in ([False, True] * 8, [True, False] * 8)
+        for path in site.backends:
+            shutil.rmtree(path / "sglang_v2")
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
@@ -296,6 +343,14 @@ def test_markers_without_hard_links_and_without_writing(site, monkeypatch, messa
     site.attach(kit.mha(), model="other").close()
     assert "read-only" in messages()
     assert len(list((site.backends[0] / ".layout").iterdir())) == 1
+
+
+def test_a_link_in_place_of_the_markers_folder_is_refused(site, tmp_path):
+    """Nothing is read or written where it leads."""
+    (site.backends[0] / ".layout").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=r"\.layout is a link"):
+        site.attach(kit.mha())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("planted", ["a FIFO", "a link", "a folder"])

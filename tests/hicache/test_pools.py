@@ -70,6 +70,7 @@ def test_sidecar_round_trip(site, name, make, namespace):
     assert (kit.contents(pool, [0, 1, 2, 3, 7]) == 0xEE).all()
 
 
+LIMIT = ["1 to 2147479552", "--page-size"]
 REFUSED = {
     "asymmetric K and V": (PoolName.SWA, kit.asymmetric_mha, ["swa", "576", "384"]),
     "nvfp4 main, 3 layers": (
@@ -102,6 +103,17 @@ REFUSED = {
     ),
     "null pointer": (PoolName.SWA, lambda: kit.Meta(([0], [64])), ["swa", "null"]),
     "malformed meta": (PoolName.SWA, lambda: kit.Meta(([1], [])), ["swa", "1", "0"]),
+    "2 GiB": (PoolName.SWA, lambda: kit.huge(2**31), ["swa", *LIMIT, "2147483648"]),
+    "1 TiB": (PoolName.SWA, lambda: kit.huge(2**40), ["swa", *LIMIT, "1099511627776"]),
+    "a sum of 2 GiB": (
+        PoolName.SWA,
+        lambda: kit.huge(2**30, 2),
+        ["swa", *LIMIT, "2 x 1073741824 = 2147483648"],
+    ),
+    "a sum over 64 bits": (PoolName.SWA, lambda: kit.huge(2**63, 2), ["swa", *LIMIT]),
+    "less than nothing": (PoolName.SWA, lambda: kit.huge(-64), ["swa", *LIMIT, "-64"]),
+    "half a byte": (PoolName.SWA, lambda: kit.huge(64.5), ["swa", "64.5"]),
+    "a flat page of 2 GiB": (PoolName.MAMBA, kit.huge_flat, ["mamba", *LIMIT]),
     "no meta and no flat page": (PoolName.SWA, lambda: kit.Meta(None), ["swa"]),
     "not a folder name": ("../swa", lambda: kit.paged("swa"), ["../swa"]),
 }
@@ -148,6 +160,7 @@ BAD_ANCHORS = {
     "asymmetric": (kit.asymmetric_mha, "576"),
     "layer_first": (lambda: kit.mha(layout="layer_first"), "layer_first"),
     "MLA without a buffer": (kit.mla_dummy, "MLATokenToKVPoolHost"),
+    "1 TiB": (lambda: kit.huge(2**40), "'kv' .*1099511627776"),
 }
 
 
@@ -157,6 +170,14 @@ def test_refused_anchor_leaves_nothing_behind(site, make, word):
     with pytest.raises(ValueError, match=word):
         site.attach(anchor)
     assert (site.everything(), kit.threads()) == before
+
+
+def test_the_longest_page(site):
+    """One that a single system call still moves; the largest of a real model has 28 MB."""
+    name, limit = PoolName.SWA, 0x7FFFF000
+    site.attach(kit.logical(), {name: kit.huge(limit // 2, 2)})
+    (folder,) = (site.backends[0] / "sglang_v2").iterdir()
+    assert folder.name == f"swa_{limit // 2}x2"
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
@@ -171,30 +192,9 @@ def test_logical_anchor_needs_no_size_and_no_store(site, layout):
     assert not site.files()
 
 
-V4_FLASH = {
-    PoolName.SWA: ("swa_6589440x1", 44, 149760),
-    PoolName.DEEPSEEK_V4_C4: ("deepseek_v4_c4_786240x1", 21, 37440),
-    PoolName.DEEPSEEK_V4_C4_INDEXER: ("deepseek_v4_c4_indexer_177408x1", 21, 8448),
-    PoolName.DEEPSEEK_V4_C4_STATE: ("deepseek_v4_c4_state_2752512x1", 21, 131072),
-    PoolName.DEEPSEEK_V4_C4_INDEXER_STATE: (
-        "deepseek_v4_c4_indexer_state_688128x1",
-        21,
-        32768,
-    ),
-    PoolName.DEEPSEEK_V4_C128: ("deepseek_v4_c128_34560x1", 20, 1728),
-}
-
-
 def test_deepseek_v4_flash(site):
     """Six pools, six stores, the sizes and namespaces of the request; one hit over all."""
-    pools = {
-        name: (
-            kit.state(name, layers, ring=8, width=row // 32, page=256, pages=4)
-            if name.value.endswith("_state")
-            else kit.paged(name, layers, row, page=256, pages=4)
-        )
-        for name, (_, layers, row) in V4_FLASH.items()
-    }
+    pools = kit.v4_pools(page=256, pages=4)
     store = site.attach(kit.logical(page=256, pages=4), pools, mla=True)
     names = kit.keys(2)
     data = {name: kit.fill(pool, [0, 1]) for name, pool in pools.items()}
@@ -203,9 +203,16 @@ def test_deepseek_v4_flash(site):
     ]
     assert store.batch_set_v2(transfers) == dict.fromkeys(pools, [True, True])
     folders = {p.name for p in (site.backends[0] / "sglang_v2").iterdir()}
-    assert folders == {namespace for namespace, _, _ in V4_FLASH.values()}
+    assert folders == {
+        "swa_6589440x1",
+        "deepseek_v4_c4_786240x1",
+        "deepseek_v4_c4_indexer_177408x1",
+        "deepseek_v4_c4_state_2752512x1",
+        "deepseek_v4_c4_indexer_state_688128x1",
+        "deepseek_v4_c128_34560x1",
+    }
     assert len(site.files()) == 12
-    trailing = [PoolName.SWA, *(n for n in pools if n.value.endswith("_state"))]
+    trailing = ["swa", *(name for name in pools if name.endswith("_state"))]
     queries = [
         kit.query(n, kit.TRAILING, 1) if n in trailing else kit.query(n) for n in pools
     ]

@@ -111,6 +111,24 @@ def test_a_link_in_place_of_the_temporaries_is_not_swept(site, tmp_path):
     assert old.read_bytes() == b"old"
 
 
+@pytest.mark.parametrize("where", [".tmp", "folder of the block"])
+def test_nothing_is_written_through_a_link(site, tmp_path, messages, where):
+    """The page is False, the log says what to do, and all is well when it is done."""
+    pool, names = kit.paged("swa"), kit.keys(1)
+    store = site.attach(kit.logical(), {SWA: pool})
+    block = store.connector.pools.get("swa").ids(names)[0].hex()
+    (folder,) = (site.backends[0] / "sglang_v2").iterdir()
+    link = folder / (where if where == ".tmp" else block[0])
+    link.symlink_to(tmp_path)
+    page = [kit.transfer(SWA, pool, names, [0])]
+    assert store.batch_set_v2(page) == {SWA: [False]}
+    assert list(tmp_path.iterdir()) == []
+    assert f"{link}): ELOOP" in messages()
+    assert "put a folder in place of the link" in messages()
+    link.unlink()
+    kit.put(store, SWA, pool, names, [0])
+
+
 TELLING = """
 import sys
 sys.path[:0] = {path!r}

@@ -10,6 +10,7 @@ import termios
 import threading
 import time
 import tracemalloc
+from contextlib import contextmanager
 from pathlib import Path
 
 import hicache_kit as kit
@@ -102,6 +103,62 @@ def test_inspect_of_nothing(site, tool):
     (site.backends[0] / ".tmp").mkdir()
     code, found = tool("inspect", site.backends[0], "--json")
     assert code == 0 and [entry["pages"] for entry in found] == [0]
+
+
+@contextmanager
+def closed(site, folder):
+    """A folder that this process cannot read, be it root's or not."""
+    site.root.chmod(0o755)
+    folder.chmod(0)
+    root = os.geteuid() == 0
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+UNREAD = [
+    ["inspect"],
+    ["inspect", "--pool", "swa"],
+    ["verify"],
+    ["prune", "--older-than", "1m"],
+    ["layout"],
+]
+
+
+@pytest.mark.parametrize("command", UNREAD, ids=" ".join)
+@pytest.mark.parametrize("where", ["ns-shut", "ns-shut/sglang_v2"])
+def test_a_namespace_that_cannot_be_read(site, tool, command, where):
+    """It is named, the others are served, and the exit code tells."""
+    aged(site)
+    stored(site, namespace="shut")
+    root = site.backends[0]
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o755)
+    _, whole = tool(*command, root)
+    with closed(site, root / where):
+        code, text = tool(*command, root)
+    assert code == 1, text
+    assert f"not read: {root / where}" in text and "Permission denied" in text
+    told = [line for line in text.splitlines() if "not read:" not in line]
+    swa = {line for line in whole.splitlines() if "shut" not in line and "swa" in line}
+    assert swa == {line for line in told if "swa" in line and "shut" not in line}
+
+
+def test_names_that_are_no_text(site, tool):
+    """A planted name is shown, and neither stops the command nor commands the terminal."""
+    stored(site)
+    for name in (b"\xff", b"\x1b[2J", b"a\nb"):
+        with open(os.path.join(os.fsencode(site.backends[0]), name), "w"):
+            pass
+    code, text = tool("inspect", site.backends[0])
+    assert code == 0
+    for name in ("\\udcff", "\\x1b[2J", "a\\nb"):
+        assert f"unknown: {site.backends[0]}/{name}\n" in text
 
 
 COMMANDS = [

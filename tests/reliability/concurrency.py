@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hicache_kit as kit
 from _where import TREE
-from deployments import Deployment, Wrong, blocks, counts, keys_of, picks, v4_pools
+from deployments import Deployment, Wrong, blocks, counts, keys_of, picks
 from hosts import Process
 from kit import Background
 
@@ -47,7 +47,7 @@ def attach(plan: Plan, number: int) -> Deployment:
     """Two engines on one root: DeepSeek V4 at TP 1, and MHA with SWA and MAMBA at TP 2."""
     site, pages = kit.Site(plan.root), plan.threads * BATCH
     if number % 2 == 0:
-        pools = v4_pools(SCALE, pages)
+        pools = kit.v4_pools(SCALE, pages)
         return Deployment(site, kit.logical(pages=pages), pools, "org/v4", mla=True)
     pools = {
         "swa": kit.paged("swa", row=4096, pages=pages),

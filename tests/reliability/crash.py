@@ -18,7 +18,6 @@ from deployments import (
     keys_of,
     picks,
     temporaries,
-    v4_pools,
 )
 from hosts import Process
 from kit import until
@@ -28,7 +27,7 @@ LIMIT_S = 60
 
 
 def attach(root: Path, scale: int) -> Deployment:
-    pools = v4_pools(scale, pages=2 * CHUNK)
+    pools = kit.v4_pools(scale, pages=2 * CHUNK)
     return Deployment(kit.Site(root), kit.logical(), pools, mla=True)
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from adapter import PosixAdapter
-from demo import POOLS
 from hosts import Process
 
 POISON, WRITERS = 0xEE, 8
@@ -30,21 +29,6 @@ def known_bytes(size: int, *owner: object) -> np.ndarray:
     digest = hashlib.blake2b(repr(owner).encode(), digest_size=8).digest()
     words = np.arange(-(-size // 8), dtype=np.uint64) * _STEP
     return (words + np.frombuffer(digest, np.uint64)).view(np.uint8)[:size]
-
-
-def v4_pools(scale: int, pages: int, page: int = kit.PAGE) -> dict:
-    """DeepSeek V4 Flash's six pools; pages of 1/scale of their bytes."""
-    made = {}
-    for pool in POOLS:
-        row, ring = pool.row // scale, pool.state_ring
-        shape = {"layers": pool.layers, "page": page, "pages": pages}
-        if ring:
-            made[pool.name] = kit.state(
-                pool.name, ring=ring, width=row // ring // 4, **shape
-            )
-        else:
-            made[pool.name] = kit.paged(pool.name, row=row, **shape)
-    return made
 
 
 class Deployment:

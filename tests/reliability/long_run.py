@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import hicache_kit as kit
-from deployments import Deployment, Wrong, counts, keys_of, v4_pools
+from deployments import Deployment, Wrong, counts, keys_of
 
 SCALE, N, WARM_UP = 64, 8, 10
 GROWTH = 16 << 20  # bytes of memory
@@ -32,7 +32,7 @@ def run(seconds: float, seed: int, folder: Path) -> dict:
     site, pages, compared = kit.Site(folder), 2 * N, 0
     hybrid = {"swa": kit.paged("swa", pages=pages), "mamba": kit.mamba(pages=pages)}
     made = {
-        0: ("org/v4", kit.logical(pages=pages), v4_pools(SCALE, pages), True),
+        0: ("org/v4", kit.logical(pages=pages), kit.v4_pools(SCALE, pages), True),
         1: ("org/hybrid", kit.mha(pages=pages), hybrid, False),
     }
     end, number, warm = time.monotonic() + seconds, 0, None

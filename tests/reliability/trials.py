@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 
 import hicache_kit as kit
 import pytest
-from deployments import Deployment, Wrong, alone, keys_of, temporaries, v4_pools
+from deployments import Deployment, Wrong, alone, keys_of, temporaries
 from fuse_disk import Disk, pair
 from hosts import become, private_mounts, read_only_view, remount, small_disk
 from kit import Background, until
@@ -58,7 +58,7 @@ class Trial:
 
     @staticmethod
     def attach(root: Path, **options) -> Deployment:
-        pools = v4_pools(SCALE, 2 * N) | {MAMBA: kit.mamba(pages=2 * N)}
+        pools = kit.v4_pools(SCALE, 2 * N) | {MAMBA: kit.mamba(pages=2 * N)}
         options = {"timeout_ms": TIMEOUT_MS} | options
         return Deployment(kit.Site(root), kit.logical(), pools, mla=True, **options)
 

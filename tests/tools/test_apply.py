@@ -62,13 +62,6 @@ def test_already_applied_below_commits_of_the_user(project: Project):
     assert snapshot(ucm) == before
 
 
-def test_dry_run_changes_nothing(project: Project):
-    ucm = project.clone()
-    before = snapshot(ucm)
-    assert "dry run" in project.ok("apply", "--ucm", ucm, "--dry-run")
-    assert snapshot(ucm) == before
-
-
 def test_without_ucm_the_pinned_base_is_used(project: Project):
     project.ok("apply")
     ucm = project.root / "build" / "ucm"

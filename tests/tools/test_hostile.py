@@ -98,7 +98,7 @@ def walk(project: Project, ucm: Path) -> str:
     status = project.ok("status", "--ucm", ucm)
     assert status.count("\n  applied ") == 2 and status.count("  same ") == 3, status
     assert "missing" not in status and "edited" not in status, status
-    assert "no file changes" in project.ok("refresh", "--ucm", ucm)
+    project.ok("refresh", "--ucm", ucm)
     assert project.series() == wanted
     assert git(ucm, "rev-parse", "HEAD") == tip
     project.ok("verify")

@@ -49,8 +49,8 @@ def case(number: int, word: str = "TEST", line: int | None = None) -> str:
     return f"// {word} UCPosix{number}Test.Line {ENGINE} {text}"
 
 
-def walk(project: Project, *args: str, code: int = 0) -> list[list[str]]:
-    done = project.run("prove", *args)
+def walk(project: Project, code: int = 0) -> list[list[str]]:
+    done = project.run("prove")
     assert done.returncode == code, done.stdout + done.stderr
     rows = [row.split(" | ") for row in done.stdout.splitlines() if " | " in row]
     return [[row[0][:4], *row[2:]] for row in rows]
@@ -131,24 +131,14 @@ def test_a_test_of_time_gets_one_more_try(project: Project, ucm: Path):
     assert walk(project) == [["0001", "fails: 1 of 1", "passes: 1", word, "ok"]]
 
 
-def test_only_the_tests_of_the_entry_are_added(project: Project, ucm: Path):
-    """The parent gets the test file alone, not the change that comes with it."""
-    entry(ucm, 5, "UCPosix5Test", case=case(5))
-    entry(ucm, 15, "UCPosix15Test", case=case(15, line=25).replace("(int n)", "()"))
-    refresh(project, ucm)
-    assert walk(project, "--entry", "0001") == [
-        ["0001", "fails: 1 of 1", "passes: 1", "passes: 1", "ok"]
-    ]
-    assert not (project.root / "docs" / "bisect.md").exists()
-
-
 def test_goes_on_where_it_stopped(project: Project, ucm: Path):
     """Good results are kept by content: another message changes nothing, a file does."""
     entry(ucm, 5, "UCPosix5Test", case=case(5))
+    refresh(project, ucm)
+    walk(project)
+    first = builds(project)
     entry(ucm, 15, "UCPosix15Test", case=case(15))
     refresh(project, ucm)
-    walk(project, "--entry", "0001")
-    first = builds(project)
     rows = walk(project)
     assert builds(project) == first + 2
     git(ucm, "commit", "-q", "--amend", "-C", "HEAD", "--date=2026-05-05T00:00:00Z")

@@ -86,22 +86,12 @@ def test_round_trip(project: Project):
     ucm = project.applied()
     unchanged = snapshot(ucm)
     for _ in range(2):
-        assert "no file changes" in project.ok("refresh", "--ucm", ucm)
+        project.ok("refresh", "--ucm", ucm)
         assert project.series() == before
     after = snapshot(ucm)
     for what in ("files", "status", "head", "refs", "worktrees", "config"):
         assert after[what] == unchanged[what], what
     assert git(project.root, "status", "--porcelain") == ""
-
-
-def test_dry_run_changes_nothing(project: Project):
-    ucm = project.applied()
-    replace(ucm, KEYS, "VERSION = 2", "VERSION = 3")
-    commit_plain(ucm, "edit")
-    before, files = snapshot(ucm), project.series()
-    out = project.ok("refresh", "--ucm", ucm, "--dry-run")
-    assert "would write 3 patches" in out and f"changed   ucm_overlay/{KEYS}" in out
-    assert (snapshot(ucm), project.series()) == (before, files)
 
 
 def test_overlay_edit_is_folded_into_its_owner(project: Project):
@@ -143,11 +133,9 @@ def test_inserted_commit_renumbers(project: Project):
     replace(ucm, "setup.py", "setup", "between")
     commit(ucm, "[Misc] Stand between")
     git(ucm, "cherry-pick", f"{tip}~2..{tip}")
-    out = refresh(project, ucm)
+    refresh(project, ucm)
     names = [path.name[:12] for path in sorted(project.patches.glob("*.patch"))]
     assert names == ["0001-check-t", "0002-stand-b", "0003-make-ke", "0004-use-the"]
-    assert "gone      patches/0003-use-the-keys.patch" in out
-    assert "new       patches/0004-use-the-keys.patch" in out
 
 
 def test_autosquashed_fixup(project: Project):
@@ -157,15 +145,14 @@ def test_autosquashed_fixup(project: Project):
     replace(ucm, ENGINE, "engine_line_20(int n)", "engine_line_20(long n)")
     git(ucm, "commit", "-q", "-a", "--fixup=HEAD~2")
     git(ucm, "rebase", "-q", "-i", "--autosquash", base, GIT_SEQUENCE_EDITOR="true")
-    out = refresh(project, ucm)
-    assert "changed   patches/0001-check-the-short-count.patch" in out
+    refresh(project, ucm)
     assert "+int engine_line_20(long n);" in project.patch(1).read_text()
 
 
 def test_removed_entry_takes_its_files_along(project: Project):
     ucm = project.applied()
     git(ucm, "rebase", "-q", "--onto", "HEAD~2", "HEAD~1")
-    out = refresh(project, ucm)
+    refresh(project, ucm)
     assert not (project.overlay / KEYS).exists()
     assert not (project.overlay / "ucm" / "tools").exists()
     assert (project.overlay / CASE).is_file()
@@ -173,7 +160,6 @@ def test_removed_entry_takes_its_files_along(project: Project):
         "0001",
         "0002",
     ]
-    assert f"gone      ucm_overlay/{KEYS}" in out
 
 
 def test_removed_overlay_file(project: Project):
@@ -246,7 +232,9 @@ def test_odd_content_and_names(project: Project):
     project.ok("refresh", "--ucm", origin, "--base", moved)
     assert git(origin, "rev-parse", "HEAD^{tree}") == tree
     assert "already applied" in project.ok("apply", "--ucm", origin)
-    assert "no file changes" in project.ok("refresh", "--ucm", origin)
+    before = project.series()
+    project.ok("refresh", "--ucm", origin)
+    assert project.series() == before
 
 
 def test_author_and_date_survive(project: Project):

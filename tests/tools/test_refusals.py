@@ -274,7 +274,7 @@ def test_empty_series(project: Project, text: str | None):
 
 def test_overlay_line_before_any_entry(project: Project):
     write(project.patches, "series", f"    {KEYS}\n")
-    refuse(project, project.clone(), "cannot be read", "line 1")
+    refuse(project, project.clone(), "the series is not complete", f"patches/{KEYS}")
 
 
 def test_wrong_base_under_build(project: Project):

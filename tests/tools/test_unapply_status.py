@@ -38,13 +38,6 @@ def test_unapply_of_a_checkout_that_never_had_it(project: Project):
     assert "not applied" in project.ok("unapply", "--ucm", ucm)
 
 
-def test_unapply_dry_run_changes_nothing(project: Project):
-    ucm = project.applied()
-    before = snapshot(ucm)
-    assert "would go" in project.ok("unapply", "--ucm", ucm, "--dry-run")
-    assert snapshot(ucm) == before
-
-
 def test_unapply_lists_commits_of_the_user(project: Project):
     ucm = project.applied()
     for name in ("one", "two"):

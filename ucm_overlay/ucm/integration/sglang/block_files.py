@@ -34,7 +34,7 @@ One pass, no name is kept, no symbolic link is followed. Other processes may wri
 meanwhile: what has gone when it is looked at is left out.
 """
 
-import json
+import operator
 import os
 import re
 import time
@@ -42,6 +42,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from enum import Enum
 
+from ucm.integration.sglang import format_marker
 from ucm.integration.sglang.format_marker import MARKER_FOLDER, PageFormat
 from ucm.integration.sglang.hicache_config import (
     DEPLOYMENT_PREFIX,
@@ -120,10 +121,10 @@ class StoreFolder:
             elif not self._holds_deployment(entry.name):
                 yield Kind.UNKNOWN, entry
 
-    def markers(self) -> tuple[list[Marker], list[str]]:
+    def markers(self, failed: Failed = None) -> tuple[list[Marker], list[str]]:
         """The readable markers, and the paths of the others."""
         readable, unreadable = [], []
-        for kind, entry in _named(self.path, MARKER_FOLDER):
+        for kind, entry in _named(self.path, MARKER_FOLDER, failed):
             if kind is not Kind.MARKER:
                 continue
             try:
@@ -134,18 +135,19 @@ class StoreFolder:
                 unreadable.append(entry.path)
         return readable, unreadable
 
-    def block_sizes(self) -> frozenset[int]:
+    def block_sizes(self, failed: Failed = None) -> frozenset[int]:
         """Bytes that whole blocks have here; empty where nothing tells."""
         if self.page_bytes:
             return frozenset([self.page_bytes])
-        return frozenset(sum(m.format.component_sizes) for m in self.markers()[0])
+        markers, _ = self.markers(failed)
+        return frozenset(sum(marker.format.component_sizes) for marker in markers)
 
-    def holds_store(self) -> bool:
+    def holds_store(self, failed: Failed = None) -> bool:
         """Whether a store was ever opened here."""
         return self.page_bytes > 0 or any(
             entry.is_dir(follow_symlinks=False)
             and (entry.name in _NAMES or is_shard_folder(entry.name))
-            for entry in _entries(self.path)
+            for entry in _entries(self.path, failed)
         )
 
     def _holds_deployment(self, name: str) -> bool:
@@ -153,8 +155,11 @@ class StoreFolder:
         return at_top and name.startswith(DEPLOYMENT_PREFIX)
 
 
-def store_folders(backend: str) -> Iterator[StoreFolder]:
-    """Every store's folder below one storage backend; OSError where that cannot be read."""
+def store_folders(backend: str, failed: Failed = None) -> Iterator[StoreFolder]:
+    """Every store's folder below one storage backend; OSError where that cannot be read.
+
+    failed: told of each folder below it that cannot be read, as in StoreFolder.files().
+    """
     with os.scandir(backend) as entries:
         deployments = sorted(
             entry.name
@@ -162,10 +167,10 @@ def store_folders(backend: str) -> Iterator[StoreFolder]:
             if entry.name.startswith(DEPLOYMENT_PREFIX)
             and entry.is_dir(follow_symlinks=False)
         )
-    yield from _deployment(backend, "")
+    yield from _deployment(backend, "", failed)
     for name in deployments:
         path = os.path.join(backend, name)
-        yield from _deployment(path, name.removeprefix(DEPLOYMENT_PREFIX))
+        yield from _deployment(path, name.removeprefix(DEPLOYMENT_PREFIX), failed)
 
 
 def block_path(block: bytes, shard_digits: int) -> str:
@@ -178,11 +183,16 @@ def is_shard_folder(name: str) -> bool:
     return name == _UNSHARDED_FOLDER or bool(_SHARD_FOLDER.fullmatch(name))
 
 
-def stat(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Of the file itself; None when it has gone."""
+def stat(entry: os.DirEntry[str], failed: Failed = None) -> os.stat_result | None:
+    """Of the file itself; None when it has gone, or cannot be looked at."""
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:
+        return None
+    except OSError as e:
+        if failed is None:
+            raise
+        failed(e)
         return None
 
 
@@ -191,10 +201,10 @@ def is_left_over(found: os.stat_result) -> bool:
     return time.time() - found.st_mtime > TEMPORARY_AGE_S
 
 
-def _deployment(folder: str, name: str) -> Iterator[StoreFolder]:
+def _deployment(folder: str, name: str, failed: Failed) -> Iterator[StoreFolder]:
     yield StoreFolder(folder, PRIMARY_POOL, name)
     sidecars = os.path.join(folder, SIDECAR_FOLDER)
-    for entry in sorted(_entries(sidecars), key=lambda entry: entry.name):
+    for entry in sorted(_entries(sidecars, failed), key=lambda entry: entry.name):
         if _is_sidecar(entry):
             pool, size, count = parse_sidecar_folder(entry.name)
             yield StoreFolder(entry.path, pool, name, size * count)
@@ -228,7 +238,10 @@ def _entries(folder: str, failed: Failed = None) -> Iterator[os.DirEntry[str]]:
 def _named(
     store: str, folder: str, failed: Failed = None
 ) -> Iterator[tuple[Kind, os.DirEntry[str]]]:
-    for entry in _entries(os.path.join(store, folder), failed):
+    path = os.path.join(store, folder)
+    if os.path.islink(path):
+        return
+    for entry in _entries(path, failed):
         kind = Kind.UNKNOWN
         if entry.is_file(follow_symlinks=False):
             kinds = (
@@ -255,9 +268,9 @@ def _blocks(
 
 
 def _read_marker(path: str) -> Marker:
-    with open(path, encoding="utf-8") as f:
-        content = dict(json.load(f))
+    content = format_marker.read(path)
     known = {field.name for field in fields(PageFormat)}
     values = {key: value for key, value in content.items() if key in known}
-    values["component_sizes"] = tuple(values["component_sizes"])
-    return Marker(path, content["keys"], PageFormat(**values))
+    values["component_sizes"] = tuple(map(operator.index, values["component_sizes"]))
+    values["model"] = str(values["model"])
+    return Marker(path, str(content["keys"]), PageFormat(**values))

@@ -64,7 +64,7 @@ def refusal(folder: StoreFolder, model: str) -> str:
     if unreadable:
         return f"{folder.path}: marker {unreadable[0]} cannot be read"
     if others:
-        return f"{folder.path}: also holds pages of {', '.join(others)}"
+        return f"{folder.path}: also holds pages of {', '.join(map(repr, others))}"
     if folder.deployment:
         return ""
     if not markers:

@@ -31,12 +31,12 @@ tell them apart. The marker does: <folder>/.layout/<key suffix and sizes, hashed
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import stat
-import time
 import uuid
 from dataclasses import asdict, dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -52,6 +52,10 @@ MARKER_FOLDER = ".layout"
 _LONGEST = 65536
 # Those of the store's own files: the group shares them whatever the umask.
 _FOLDER_MODE, _FILE_MODE = 0o774, 0o640
+
+
+class EmptyMarkerError(ValueError):
+    """Its writer has not come to the text, or was killed before."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,8 @@ def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]
     Returns the paths made, in the order made, for release() when what follows fails.
     ValueError for another format or a folder that cannot be used; nothing is left then.
     """
-    sizes = "_".join(str(size) for size in page_format.component_sizes)
-    name = hashlib.md5(f"{suffix}\n{sizes}".encode(), usedforsecurity=False).hexdigest()
+    family = f"{suffix}\n{sum(page_format.component_sizes)}".encode()
+    name = hashlib.md5(family, usedforsecurity=False).hexdigest()
     paths = [os.path.join(folder, MARKER_FOLDER, f"{name}.json") for folder in folders]
     content = {"keys": suffix, **json.loads(json.dumps(asdict(page_format)))}
     made: list[str] = []
@@ -134,8 +138,6 @@ def _mark(path: str, content: dict[str, Any], made: list[str]) -> None:
         _make_folders(os.path.dirname(path), made)
         if _write(path, content):
             made.append(path)
-        else:
-            _check(path, content)
     except PermissionError as e:
         logger.warning("no page format marker %s: %s", path, e.strerror)
 
@@ -161,13 +163,37 @@ def _remove_empty_children(folder: str) -> None:
             os.rmdir(child.path)
 
 
-def _check(path: str, content: dict[str, Any]) -> bool:
-    """False when there is no marker; ValueError when it tells of another format."""
+def read(path: str) -> dict[str, Any]:
+    """What a marker tells; ValueError where it is none.
+
+    Of a regular file only: a link may name anybody's, a FIFO would be waited for.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        found = dict(json.loads(_read(path)))
-    except FileNotFoundError:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ValueError("not a regular file")
+        text = os.read(fd, _LONGEST).decode()
+    finally:
+        os.close(fd)
+    if not text:
+        raise EmptyMarkerError("empty")
+    try:
+        return dict(json.loads(text))
+    except (TypeError, RecursionError) as e:
+        raise ValueError(f"no JSON object: {e}") from e
+
+
+def _check(path: str, content: dict[str, Any]) -> bool:
+    """False when there is no marker, or an empty one; ValueError for another format."""
+    if os.path.islink(os.path.dirname(path)):
+        raise ValueError(
+            f"{os.path.dirname(path)} is a link; put a folder in its place"
+        )
+    try:
+        found = read(path)
+    except (FileNotFoundError, EmptyMarkerError):
         return False
-    except (ValueError, TypeError) as e:
+    except ValueError as e:
         raise ValueError(f"page format marker {path} is unreadable: {e}") from e
     fields = sorted(k for k in content if found.get(k) != content[k])
     if not (found.get("element_type") and content["element_type"]):
@@ -179,27 +205,6 @@ def _check(path: str, content: dict[str, Any]) -> bool:
         + ", ".join(f"{k}: stored {found.get(k)!r}, now {content[k]!r}" for k in fields)
         + f"; marker {path}). Set ucm_connector_config.namespace to keep them apart"
     )
-
-
-def _read(path: str) -> str:
-    """The text of a marker; one that another rank is just writing is still empty."""
-    deadline = time.monotonic() + 1
-    while True:
-        text = _text(path)
-        if text or time.monotonic() > deadline:
-            return text
-        time.sleep(0.01)
-
-
-def _text(path: str) -> str:
-    """Of a regular file only: a link may name anybody's, a FIFO would be waited for."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ValueError("not a regular file")
-        return os.read(fd, _LONGEST).decode()
-    finally:
-        os.close(fd)
 
 
 def _is_read_only(folder: str) -> bool:
@@ -221,30 +226,19 @@ def _make_folders(folder: str, made: list[str]) -> None:
 
 
 def _write(path: str, content: dict[str, Any]) -> bool:
-    """Write the whole marker or nothing; False when another rank was first."""
+    """Make the marker; False when it is there, ValueError when it tells of another format."""
     try:
         _write_unnamed(path, content)
         return True
     except FileExistsError:
-        return False
-    except OSError:
-        pass  # a file system without O_TMPFILE, as NFS is
-    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-    try:
-        _write_new(temporary, content)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError:
-            # A file system without hard links: readers wait for the text.
-            _write_new(path, content)
+        pass
+    except OSError:  # a file system without O_TMPFILE, as NFS is
+        if _write_linked(path, content):
+            return True
+    if not _check(path, content) and _write_in_place(path, content):
         return True
-    except FileExistsError:
-        return False
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    _check(path, content)
+    return False
 
 
 def _write_unnamed(path: str, content: dict[str, Any]) -> None:
@@ -256,9 +250,34 @@ def _write_unnamed(path: str, content: dict[str, Any]) -> None:
         os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
 
 
-def _write_new(path: str, content: dict[str, Any]) -> None:
-    with open(path, "x", encoding="utf-8") as f:
+def _write_linked(path: str, content: dict[str, Any]) -> bool:
+    """False when the marker is there, or when the file system has no hard links."""
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    try:
+        with open(temporary, "x", encoding="utf-8") as f:
+            _fill(f, content)
+        with contextlib.suppress(OSError):
+            os.link(temporary, path)
+            return True
+        return False
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+def _write_in_place(path: str, content: dict[str, Any]) -> bool:
+    """Without hard links, or where a killed writer left an empty marker; False for a whole one.
+
+    Its lock goes with the writer, so that an empty marker under the lock is nobody's.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags, _FILE_MODE), "w", encoding="utf-8") as f:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(f, fcntl.LOCK_EX)
+        if os.fstat(f.fileno()).st_size:
+            return False
         _fill(f, content)
+        return True
 
 
 def _fill(f: IO[str], content: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@
 #
 """What one page of a host pool looks like, found by asking the pool for one page."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,8 @@ import numpy as np
 import torch
 
 _BUFFER_ALIGNMENT = 4096
+# What Linux moves in one system call: 2 GiB less a memory page.
+_LONGEST_PAGE = 0x7FFFF000
 
 
 class LayoutError(ValueError):
@@ -119,17 +122,18 @@ def probe(pool: Any, name: str, flattened: bool = False) -> PageLayout:
         return _probe_flat(pool, name, cause=e)
     if meta is None or not any(meta[1]):
         raise LayoutError(f"pool {name!r} has no page data to store")
-    pointers, sizes = meta
+    pointers, sizes = meta[0], _whole_numbers(meta[1], name)
     filled = sorted({size for size in sizes if size})
     if len(filled) > 1:
         raise LayoutError(
             f"pool {name!r} has unequal components of {list(sizes)} bytes a page; "
             "only equal ones can share a store block (asymmetric K and V are not supported)"
         )
+    _check_length(name, filled[0], sum(size > 0 for size in sizes))
     if not all(ptr for ptr, size in zip(pointers, sizes, strict=False) if size):
         raise LayoutError(f"pool {name!r} gives a null pointer for a page component")
     aligned = filled[0] % _BUFFER_ALIGNMENT == 0 and _addresses_aligned(pool)
-    return PageLayout(pool.page_size, tuple(sizes), False, aligned)
+    return PageLayout(pool.page_size, sizes, False, aligned)
 
 
 def page_pointers(
@@ -205,6 +209,22 @@ def _flat(values: Any) -> list[int]:
     return list(values)
 
 
+def _whole_numbers(sizes: list[Any], name: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, sizes))
+    except TypeError as e:
+        raise LayoutError(f"pool {name!r} has page sizes {sizes}: {e}") from e
+
+
+def _check_length(name: str, size: int, count: int) -> None:
+    """LayoutError for a page that cannot be one, before it becomes a folder's name."""
+    if not 0 < size * count <= _LONGEST_PAGE:
+        raise LayoutError(
+            f"pool {name!r} has pages of {count} x {size} = {count * size} bytes; a page "
+            f"may have 1 to {_LONGEST_PAGE}. Lower SGLang's --page-size"
+        )
+
+
 def _probe_flat(pool: Any, name: str, cause: Exception | None) -> PageLayout:
     """The layout of a pool whose pages can only be copied whole."""
     try:
@@ -222,6 +242,7 @@ def _probe_flat(pool: Any, name: str, cause: Exception | None) -> PageLayout:
         raise LayoutError(
             f"pool {name!r}: a flat page has {given} bytes, the dummy page {size}"
         )
+    _check_length(name, size, 1)
     return PageLayout(
         pool.page_size, (size,), True, aligned=size % _BUFFER_ALIGNMENT == 0
     )

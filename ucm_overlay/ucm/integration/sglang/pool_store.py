@@ -67,6 +67,7 @@ _ADVICE = {
     "EACCES": "let the server's user read and write the folder",
     "EROFS": "remount the folder for writing, or expect no new pages",
     "EIO": "look at the device",
+    "ELOOP": "put a folder in place of the link",
     "ESTALE": "mount the folder again",
     "stalled": "look at the device or mount",
     "gave up": "look at the device or mount; `timeout_ms` is how long a call waits",

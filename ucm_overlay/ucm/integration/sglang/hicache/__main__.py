@@ -23,7 +23,7 @@
 # SOFTWARE.
 #
 """Tools for whoever runs SGLang HiCache on UCM. Exit codes: 0 nothing is wrong, 1 something
-was found or failed, 2 the call is wrong or something could not be read."""
+was found, failed or could not be read, 2 nothing was done: the call is wrong, or its ROOT."""
 
 import argparse
 import importlib
@@ -32,6 +32,7 @@ import sys
 from collections.abc import Sequence
 
 import ucm.integration.sglang.hicache as package
+from ucm.integration.sglang.hicache._report import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except (OSError, ValueError) as e:
-        print(f"error: {e}", file=sys.stderr)
+        print(printable(f"error: {e}"), file=sys.stderr)
         return 2
 
 

@@ -26,9 +26,24 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable
 
 from ucm.integration.sglang.block_files import StoreFolder, store_folders
+from ucm.integration.sglang.hicache._report import printable
+
+
+class Unread:
+    """Names once, on stderr, what a command cannot read while it goes on with the rest."""
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+
+    def __call__(self, error: OSError) -> None:
+        if error.filename not in self.paths:
+            self.paths.add(error.filename)
+            text = f"not read: {error.filename}: {error.strerror}"
+            print(printable(text), file=sys.stderr)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,12 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def distinct(roots: Iterable[str]) -> list[StoreFolder]:
+def distinct(roots: Iterable[str], unread: Unread) -> list[StoreFolder]:
     """Each folder once, however many roots lead to it, by the root that tells most of it."""
     folders: dict[tuple[int, int], StoreFolder] = {}
     for root in roots:
-        for folder in store_folders(root):
-            found = os.stat(folder.path)
+        for folder in store_folders(root, unread):
+            try:
+                found = os.stat(folder.path)
+            except OSError as e:
+                unread(e)
+                continue
             same = found.st_dev, found.st_ino
             folders[same] = max(folders.get(same, folder), folder, key=_told)
     return list(folders.values())
@@ -54,12 +73,12 @@ def _told(folder: StoreFolder) -> tuple[bool, int]:
     return bool(folder.deployment), folder.page_bytes
 
 
-def chosen(args: argparse.Namespace) -> list[StoreFolder]:
+def chosen(args: argparse.Namespace, unread: Unread) -> list[StoreFolder]:
     """ValueError where there is none: a slip must not look like an empty cache."""
     for root in args.roots:
-        if not any(folder.holds_store() for folder in store_folders(root)):
+        if not any(f.holds_store(unread) for f in store_folders(root, unread)):
             raise ValueError(f"{root} holds no store: name a storage backend")
-    folders = distinct(args.roots)
+    folders = distinct(args.roots, unread)
     for key, field in (("namespace", "deployment"), ("pool", "pool")):
         wanted = getattr(args, key)
         there = {getattr(folder, field) for folder in folders}

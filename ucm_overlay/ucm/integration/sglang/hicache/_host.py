@@ -100,7 +100,7 @@ def _check_rights(
         return
     missing = _needed(backend, config) if folder in shut else []
     missing = [path for path in missing if not os.path.isdir(path)]
-    if sidecars in shut and not any(f.page_bytes for f in store_folders(backend)):
+    if sidecars in shut and not any(f.page_bytes for f in _stores(backend)):
         missing.append(os.path.join(sidecars, "<pool>"))
     text, fix = f"{shut[0]} takes no files of this user: ", f"chown or chmod {shut[0]}"
     if missing:
@@ -108,6 +108,15 @@ def _check_rights(
         yield Finding(ERROR, text, fix)
     else:
         yield Finding(WARNING, text + "it gives hits, and stores nothing", fix)
+
+
+def _stores(backend: str) -> Iterator[StoreFolder]:
+    """Those that this user can read: other deployments' are no matter."""
+    return store_folders(backend, _skip)
+
+
+def _skip(_: OSError) -> None:
+    pass
 
 
 def _needed(backend: str, config: HicacheConfig) -> list[str]:
@@ -187,7 +196,7 @@ def _check_sharing(folder: str, kind: str, server: ServerArgs) -> Iterator[Findi
 
 def _check_alignment(backends: list[str]) -> Iterator[Finding]:
     """Pools that are on disk already, so that their pages' sizes are known."""
-    there = (store_folders(backend) for backend in backends if os.path.isdir(backend))
+    there = (_stores(backend) for backend in backends if os.path.isdir(backend))
     folders = [f for found in there for f in found if not f.deployment]
     sizes = [_component_sizes(folder) for folder in folders]
     if not any(sizes):
@@ -203,7 +212,7 @@ def _check_alignment(backends: list[str]) -> Iterator[Finding]:
 
 
 def _component_sizes(folder: StoreFolder) -> set[int]:
-    markers, _ = folder.markers()
+    markers, _ = folder.markers(_skip)
     return {size for marker in markers for size in marker.format.component_sizes}
 
 

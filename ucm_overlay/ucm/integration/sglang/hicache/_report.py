@@ -47,7 +47,13 @@ def show(args: argparse.Namespace, data: Any, lines: Iterable[str]) -> None:
         print(json.dumps(data, indent=1))
     else:
         for line in lines:
-            print(line)
+            print(printable(line))
+
+
+def printable(text: str) -> str:
+    """Names of files are anybody's: none may stop the command or command the terminal."""
+    escaped = (c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return "".join(escaped)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

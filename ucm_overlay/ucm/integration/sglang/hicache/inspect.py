@@ -36,6 +36,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from ucm.integration.sglang.block_files import (
+    Failed,
     Kind,
     StoreFolder,
     is_left_over,
@@ -72,13 +73,19 @@ class Usage:
     unknown: int = 0
     unknown_paths: list[str] = field(default_factory=list)
 
-    def add(self, kind: Kind, entry: os.DirEntry[str], sizes: frozenset[int]) -> None:
+    def add(
+        self,
+        kind: Kind,
+        entry: os.DirEntry[str],
+        sizes: frozenset[int],
+        failed: Failed,
+    ) -> None:
         if kind is Kind.UNKNOWN:
             self.unknown += 1
             if len(self.unknown_paths) < _NAMED:
                 self.unknown_paths.append(entry.path)
             return
-        found = stat(entry)
+        found = stat(entry, failed)
         if found is None or kind is Kind.MARKER:
             return
         if kind is Kind.TEMPORARY:
@@ -105,17 +112,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    usages = [_usage(folder) for folder in _folders.chosen(args)]
+    """1 when something could not be read."""
+    unread = _folders.Unread()
+    usages = [_usage(folder, unread) for folder in _folders.chosen(args, unread)]
     show(args, [asdict(usage) for usage in usages], _lines(usages))
-    return 0
+    return 1 if unread.paths else 0
 
 
-def _usage(folder: StoreFolder) -> Usage:
-    models = sorted({marker.format.model for marker in folder.markers()[0]})
+def _usage(folder: StoreFolder, failed: Failed) -> Usage:
+    markers, _ = folder.markers(failed)
+    models = sorted({marker.format.model for marker in markers})
     usage = Usage(folder.path, folder.pool, folder.deployment, models)
-    sizes = folder.block_sizes()
-    for kind, entry in progress(folder.files(), folder.pool):
-        usage.add(kind, entry, sizes)
+    sizes = folder.block_sizes(failed)
+    for kind, entry in progress(folder.files(failed), folder.pool):
+        usage.add(kind, entry, sizes, failed)
     return usage
 
 

@@ -38,6 +38,7 @@ from ucm.integration.sglang.block_files import (
     block_path,
     store_folders,
 )
+from ucm.integration.sglang.hicache._folders import Unread
 from ucm.integration.sglang.hicache._report import show
 from ucm.integration.sglang.hicache_config import SIDECAR_DEFAULTS
 from ucm.integration.sglang.hicache_keys import (
@@ -85,9 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """1 when --root was given and a block was not found there."""
     suffix = _suffix(args)
-    found_all, data = True, []
+    found_all, data, unread = True, [], Unread()
     for key, block in zip(args.keys, block_ids(args.keys, suffix), strict=True):
-        files = list(_files(args, block))
+        files = list(_files(args, block, unread))
         found_all = found_all and bool(files or not args.root)
         data.append(
             {
@@ -123,20 +124,22 @@ def _shard_digits(args: argparse.Namespace) -> int:
     return default if args.pool == PRIMARY_POOL else SIDECAR_DEFAULTS[_DIGITS]
 
 
-def _files(args: argparse.Namespace, block: bytes) -> Iterator[dict[str, object]]:
+def _files(
+    args: argparse.Namespace, block: bytes, unread: Unread
+) -> Iterator[dict[str, object]]:
     """The block's files in every folder of its pool, whatever their number of digits."""
-    for folder in _folders(args):
+    for folder in _folders(args, unread):
         for digits in range(_MOST_DIGITS + 1):
             path = os.path.join(folder.path, block_path(block, digits))
             if os.path.isfile(path):
                 size = os.path.getsize(path)
-                whole = size in (folder.block_sizes() or [size])
+                whole = size in (folder.block_sizes(unread) or [size])
                 yield {"path": path, "bytes": size, "whole": whole}
 
 
-def _folders(args: argparse.Namespace) -> Iterator[StoreFolder]:
+def _folders(args: argparse.Namespace, unread: Unread) -> Iterator[StoreFolder]:
     for root in args.root:
-        yield from (f for f in store_folders(root) if f.pool == args.pool)
+        yield from (f for f in store_folders(root, unread) if f.pool == args.pool)
 
 
 def _lines(args: argparse.Namespace, entry: dict) -> Iterator[str]:

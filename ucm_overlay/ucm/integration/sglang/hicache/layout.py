@@ -33,7 +33,7 @@ md5(page hash + suffix), 32 hex digits, below the pool's folder.
 import argparse
 
 from ucm.integration.sglang.block_files import Marker, StoreFolder
-from ucm.integration.sglang.hicache._folders import distinct
+from ucm.integration.sglang.hicache._folders import Unread, distinct
 from ucm.integration.sglang.hicache._report import show, table
 
 
@@ -43,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     models: dict[tuple[str, str], dict] = {}
-    for folder in distinct(args.roots):
-        for marker in folder.markers()[0]:
+    unread = Unread()
+    for folder in distinct(args.roots, unread):
+        for marker in folder.markers(unread)[0]:
             _add(models, folder, marker)
     data = [models[key] for key in sorted(models)]
     rows = [
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     header = ("model", "pool", "tokens", "bytes", "key suffix")
     show(args, data, table(header, rows) if rows else ["no format markers"])
-    return 0
+    return 1 if unread.paths else 0
 
 
 def _add(models: dict, folder: StoreFolder, marker: Marker) -> None:

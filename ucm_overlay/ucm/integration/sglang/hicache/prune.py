@@ -33,10 +33,11 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ucm.integration.sglang.block_files import (
+    Failed,
     Kind,
     StoreFolder,
     is_left_over,
@@ -110,14 +111,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """1 when something could not be read or deleted."""
-    folders = _folders.chosen(args)
+    unread = _folders.Unread()
+    folders = _folders.chosen(args, unread)
     if args.older_than is not None:
         cut = Cut(int(time.time() - args.older_than))
     else:
         cut = _cut_to(args.to_bytes, folders)
     outcomes = [_prune(folder, cut, args.delete) for folder in folders]
     show(args, [vars(outcome) for outcome in outcomes], _lines(args, outcomes))
-    return 1 if any(outcome.failed for outcome in outcomes) else 0
+    failed = unread.paths or any(outcome.failed for outcome in outcomes)
+    return 1 if failed else 0
 
 
 def _cut_to(limit: int, folders: list[StoreFolder]) -> Cut:
@@ -153,22 +156,18 @@ def _prune(folder: StoreFolder, cut: Cut, delete: bool) -> Outcome:
 
 
 def _files(
-    folder: StoreFolder, failed: Callable[[OSError], None]
+    folder: StoreFolder, failed: Failed
 ) -> Iterator[tuple[Kind, os.DirEntry[str], os.stat_result]]:
     """The blocks and temporaries of one folder that can be read."""
     for kind, entry in progress(folder.files(failed), folder.pool):
         if kind not in (Kind.BLOCK, Kind.TEMPORARY):
             continue
-        try:
-            found = stat(entry)
-        except OSError as e:
-            failed(e)
-            continue
+        found = stat(entry, failed)
         if found is not None:
             yield kind, entry, found
 
 
-def _delete(path: str, failed: Callable[[OSError], None]) -> bool:
+def _delete(path: str, failed: Failed) -> bool:
     """False when it is still there, or somebody else deleted it."""
     try:
         os.unlink(path)

@@ -35,7 +35,7 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from ucm.integration.sglang.block_files import Kind, StoreFolder, stat
+from ucm.integration.sglang.block_files import Failed, Kind, StoreFolder, stat
 from ucm.integration.sglang.hicache import _folders
 from ucm.integration.sglang.hicache._report import progress, show
 
@@ -54,27 +54,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """1 when something is wrong."""
-    faults, count = [], 0
-    for folder in _folders.chosen(args):
-        for path, text in _faults(folder, args.read):
+    """1 when something is wrong or could not be read."""
+    faults, count, unread = [], 0, _folders.Unread()
+    for folder in _folders.chosen(args, unread):
+        for path, text in _faults(folder, args.read, unread):
             count += 1
             if len(faults) < args.limit:
                 faults.append({"path": path, "fault": text})
     lines = [f"{fault['path']}: {fault['fault']}" for fault in faults]
     lines.append(f"{count:,} faults" if count else "nothing is wrong")
     show(args, {"count": count, "faults": faults}, lines)
-    return 1 if count else 0
+    return 1 if count or unread.paths else 0
 
 
-def _faults(folder: StoreFolder, read: bool) -> Iterator[tuple[str, str]]:
-    yield from _marker_faults(folder)
-    sizes = folder.block_sizes()
+def _faults(
+    folder: StoreFolder, read: bool, failed: Failed
+) -> Iterator[tuple[str, str]]:
+    yield from _marker_faults(folder, failed)
+    sizes = folder.block_sizes(failed)
     buffer = bytearray(_READ_BYTES)
-    for kind, entry in progress(folder.files(), folder.pool):
+    for kind, entry in progress(folder.files(failed), folder.pool):
         if kind is not Kind.BLOCK:
             continue
-        found = stat(entry)
+        found = stat(entry, failed)
         if found is None:
             continue
         if found.st_size == 0 or found.st_size not in (sizes or [found.st_size]):
@@ -86,8 +88,8 @@ def _faults(folder: StoreFolder, read: bool) -> Iterator[tuple[str, str]]:
                 yield entry.path, fault
 
 
-def _marker_faults(folder: StoreFolder) -> Iterator[tuple[str, str]]:
-    markers, unreadable = folder.markers()
+def _marker_faults(folder: StoreFolder, failed: Failed) -> Iterator[tuple[str, str]]:
+    markers, unreadable = folder.markers(failed)
     yield from ((path, "is no format marker that can be read") for path in unreadable)
     for marker in markers:
         size = sum(marker.format.component_sizes)

@@ -33,6 +33,8 @@
 
 namespace UC::PosixStore {
 
+static constexpr const char* unknown = "0";
+
 static std::string StartTime(const std::string& pid)
 {
     std::ifstream file{fmt::format("/proc/{}/stat", pid)};
@@ -56,7 +58,7 @@ static std::string PidNamespace()
     for (ssize_t i = 0; i < n; i++) {
         if (isdigit(link[i])) { digits += link[i]; }
     }
-    return digits.empty() ? "0" : digits;
+    return digits.empty() ? unknown : digits;
 }
 
 TempOwner TempOwner::Self()
@@ -64,10 +66,10 @@ TempOwner TempOwner::Self()
     TempOwner self;
     self.pid = std::to_string(getpid());
     self.startTime = StartTime(self.pid);
-    if (self.startTime.empty()) { self.startTime = "0"; }
+    if (self.startTime.empty()) { self.startTime = unknown; }
     self.pidNamespace = PidNamespace();
     std::ifstream{"/proc/sys/kernel/random/boot_id"} >> self.bootId;
-    if (self.bootId.empty()) { self.bootId = "0"; }
+    if (self.bootId.empty()) { self.bootId = unknown; }
     char host[256] = "";
     gethostname(host, sizeof(host) - 1);
     self.host = host;
@@ -97,8 +99,10 @@ std::string TempOwner::Suffix() const
 
 bool TempOwner::Dead(const TempOwner& self) const
 {
-    // Only within one boot and one pid namespace does a pid tell anything.
+    // Only within one boot, which is one host's, and one pid namespace does a pid tell anything.
     if (bootId != self.bootId || pidNamespace != self.pidNamespace) { return false; }
+    // What /proc did not tell is the same for everybody.
+    if (bootId == unknown || pidNamespace == unknown || startTime == unknown) { return false; }
     if (kill(atoi(pid.c_str()), 0) != 0 && errno == ESRCH) { return true; }
     const auto now = StartTime(pid);
     return !now.empty() && now != startTime;

@@ -77,6 +77,17 @@ TEST_F(UCPosixSweepTest, NamesTellTheWriter)
     }
 }
 
+TEST_F(UCPosixSweepTest, WhatIsUnknownOfAWriterIsNobodysDeath)
+{
+    for (auto field : {&TempOwner::bootId, &TempOwner::pidNamespace, &TempOwner::startTime}) {
+        auto self = TempOwner::Self();
+        self.*field = "0";
+        auto other = self;
+        other.pid = DeadPid();
+        ASSERT_FALSE(other.Dead(self));
+    }
+}
+
 TEST_F(UCPosixSweepTest, OnlyWhatNobodyWritesGoes)
 {
     ASSERT_EQ(mkdir((Path() + ".tmp").c_str(), 0755), 0);
