@@ -6,10 +6,12 @@ needs others. The releases and what each can do are in ci/matrix/releases.toml.
 
 import argparse
 import dataclasses
+import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,10 +20,9 @@ import _releases
 from _pin import BUILD, ROOT
 from _releases import Release
 from _report import Refusal, run
-from _support import check_row, write_table
 
 INTERFACE = _releases.DATA.parent / "interface.txt"
-TESTS = ROOT / "tests" / "matrix"
+SUPPORT, TESTS = ROOT / "docs" / "support.md", ROOT / "tests" / "matrix"
 LIMIT_S = 1200  # for the tests of a row; the longest takes a minute or two
 
 
@@ -185,6 +186,35 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def cells_of(name: str, cells: Iterable[str]) -> str:
+    """A line of docs/support.md."""
+    return f"| {' | '.join([name, *cells])} |"
+
+
+def write_support(rows: list[Row]) -> None:
+    """A full run writes the table anew; the words above it stay."""
+    columns = sorted({mix for row in rows for mix in row.cells})
+    lines = [cells_of("SGLang", columns), cells_of("---", ["---"] * len(columns))]
+    for row in reversed(rows):
+        cells = (row.cells.get(mix, "") for mix in columns)
+        lines.append(cells_of(row.release.version, cells))
+    text = SUPPORT.read_text() if SUPPORT.is_file() else ""
+    SUPPORT.write_text(text.partition("| SGLang |")[0] + "\n".join(lines) + "\n")
+
+
+def check_support(row: Row) -> list[str]:
+    """A run of one row must agree with the table that is there."""
+    if not SUPPORT.is_file():
+        return []
+    found = re.findall(
+        rf"^\| {re.escape(row.release.version)} \|.*", SUPPORT.read_text(), re.M
+    )
+    wanted = cells_of(
+        row.release.version, (row.cells[mix] for mix in sorted(row.cells))
+    )
+    return [] if found == [wanted] else [f"docs/support.md is not: {wanted}"]
+
+
 def run_row(release: Release, pinned: list[Release], args: argparse.Namespace) -> Row:
     row, started = Row(release), time.monotonic()
     row.news = news(release, pinned)
@@ -202,7 +232,7 @@ def run_row(release: Release, pinned: list[Release], args: argparse.Namespace) -
         except Refusal as refusal:
             row.failures.append(f"{refusal}; {refusal.next}: {refusal.found}")
         if args.sglang and not args.tests:
-            row.failures += check_row(release.version, row.cells)
+            row.failures += check_support(row)
     row.seconds = time.monotonic() - started
     return row
 
@@ -228,10 +258,7 @@ def main() -> int:
     rows = [run_row(release, pinned, args) for release in releases]
     red = [row for row in rows if row.failures]
     if len(rows) == len(pinned) and not (red or args.tests or args.probe):
-        for row in rows:
-            for line in check_row(row.release.version, row.cells):
-                print(f"written anew: {line}")
-        write_table({row.release.version: row.cells for row in rows})
+        write_support(rows)
     if rows:
         print(table(rows))
     if red:

@@ -42,8 +42,7 @@ One commit each, in this order.
 ## Test
 
 Built for the CPU, `cmake -DCMAKE_BUILD_TYPE=Debug -DRUNTIME_ENVIRONMENT=simu -DBUILD_UNIT_TESTS=ON`.
-Files under `tests/` are not of this branch but of the repository that it comes from.
-
+{ours}
 ```
 {tests}```
 
@@ -51,6 +50,7 @@ What each test said before:
 
 {before}
 """
+OURS = "Files under `tests/` are of the repository that this branch comes from.\n"
 
 
 @dataclass(frozen=True)
@@ -252,6 +252,7 @@ def body(topic, needs: list[str], own: list[Part], tests: str, issue: str) -> st
         what="\n".join(
             f"- **{part.phrase}**: {part.paragraph('What')}" for part in own
         ),
+        ours=OURS if "pytest tests/" in tests else "",
         tests=tests,
         before="\n".join(f"- {part.paragraph('To test')}" for part in own),
     )

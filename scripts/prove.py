@@ -37,18 +37,10 @@ PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
 TABLE = ROOT / "docs" / "bisect.md"
 TESTS = ("ucm/store/test/", "test/")
 RED = ("fails", "hangs", "crashes")
-HEAD = """# Every entry at its point
-
-Made by `make verify BUILD=1`: the series is built entry by entry. *On the parent* is the
-entry's own test, its test files alone added to the commit before it; *on it* is the same test
-on the entry; *all* is every gtest of PosixStore there. A test marked `new-api` uses what the
-entry adds, so that it cannot build on the parent: that proves nothing and is not counted.
-
-{} entries were built and tested; the tests of {} fail on the parent.
-
-| entry | its test | on the parent | on it | all | |
-|---|---|---|---|---|---|
-"""
+COUNTS = "{} entries were built and tested; the tests of {} fail on the parent.\n\n"
+COLUMNS = (
+    "| entry | its test | on the parent | on it | all | |\n|---|---|---|---|---|---|\n"
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +94,9 @@ def write_table(rows: list[list[str]], entries: list[Entry]) -> None:
     red = sum(row[2].startswith(RED) and "new-api" not in row[1] for row in rows)
     todo = [[e.patch[:-6], "", "not run yet", "", "", ""] for e in entries[len(rows) :]]
     table = "".join(f"| {' | '.join(row)} |\n" for row in rows + todo)
-    TABLE.write_text(HEAD.format(len(rows), red) + table)
+    text = TABLE.read_text() if TABLE.is_file() else ""
+    intro = re.split(r"^\d+ entries were built", text, maxsplit=1, flags=re.M)[0]
+    TABLE.write_text(intro + COUNTS.format(len(rows), red) + COLUMNS + table)
 
 
 def prepare(repo: Path, start: str) -> None:

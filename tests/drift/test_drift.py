@@ -96,20 +96,19 @@ def test_f_upstream_answers_lookups_per_block(
 
 
 def test_h_the_connector_gained_a_feature(project, upstream, feature_tests, tmp_path):
-    """Expected: two conflicts, of imports and of methods at one place; both sides stay."""
+    """Expected: conflicts of imports, and twice of methods at one place; both sides stay."""
     ucm = upstream(FEATURE, "Describe the backend")
     tree = project / "build" / "rebase"
     out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
-    for both in (r"import json\n", r"\1\n\2"):
+    for left, both in ((2, r"import json\n"), (1, r"\1\n\2"), (0, r"\1\n\2")):
         assert re.findall("  conflict  (.+)", out) == [CONNECTOR]
         text = (tree / CONNECTOR).read_text()
         marked = r"(?s)<<<<<<< HEAD\n(.*?)=======\n(.*?)>>>>>>> .*?\n"
         (tree / CONNECTOR).write_text(re.sub(marked, both, text))
         call("git", "add", "--all", cwd=tree)
-        last = both != r"import json\n"
-        out = rebase(project, "--continue", code=0 if last else 3)
+        out = rebase(project, "--continue", code=3 if left else 0)
     found = Counter(outcomes(out).values())
-    assert found["solved"] == 2 and not found["dropped"]
+    assert found["solved"] == 3 and not found["dropped"]
     call(sys.executable, "scripts/verify.py", cwd=project)
 
     call("git", "switch", "-q", "hicache-v2", cwd=ucm)

@@ -1,7 +1,7 @@
 """make rebase onto upstreams that moved in the ways that upstreams move.
 
 Each drift names its expected outcome per entry. Two more, which need UCM itself, are in
-test_rebase_real.py: its PosixStore answering lookups per block, its connector growing.
+tests/drift: its PosixStore answering lookups per block, its connector growing.
 """
 
 import json
