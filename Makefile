@@ -100,7 +100,7 @@ build/base/tree: UPSTREAM
 	@$(PYTHON) scripts/build.py --ucm "$$($(PYTHON) scripts/_pin.py)" --out build/base --only native
 	@touch $@
 
-gtest: | prepared  ## UCM's own C++ tests of the store; VARIANT=asan or tsan for sanitizers
+gtest: | prepared  ## UCM's own C++ tests of the store and the shared parts; VARIANT=asan or tsan for sanitizers
 	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT) --gtest
 	@ci/gtest.sh $(VARIANT)
 
