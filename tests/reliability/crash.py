@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import hicache_kit as kit
-from demo import POOLS
 from deployments import (
     Deployment,
     Wrong,
@@ -35,7 +34,7 @@ class Told:
     """Pages that some writer was told are stored, in memory that outlives the writer."""
 
     def __init__(self, keys: list[str]) -> None:
-        places = [(pool.name, key) for pool in POOLS for key in keys]
+        places = [(name, key) for name in kit.V4_FLASH for key in keys]
         self._at = {place: at for at, place in enumerate(places)}
         self._memory = mmap.mmap(-1, len(places))
 
