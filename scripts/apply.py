@@ -49,14 +49,7 @@ def starting_point(repo: Path, entries: list[Entry], if_needed: bool) -> str | N
     if if_needed and (not marks or head != marks[1]):
         print(f"kept as it is: {head[:12]} in {repo} is being edited")
         return None
-    if not marks:
-        raise Refusal(
-            f"the series in {repo} was edited on the branch",
-            expected="the tip that make apply made, or none of its commits",
-            found=f"HEAD {head[:12]} on {base[:12]}",
-            next="make refresh takes the edits into the series",
-        )
-    if commit_series(repo, base, entries) == marks[1]:
+    if marks and commit_series(repo, base, entries) == marks[1]:
         if not if_needed:
             print(f"already applied: {marks[1][:12]} in {repo}\nnext: make build")
         return None
@@ -65,7 +58,7 @@ def starting_point(repo: Path, entries: list[Entry], if_needed: bool) -> str | N
     raise Refusal(
         f"another version of the series is applied in {repo}",
         expected="the patches/ and ucm_overlay/ of this folder, or none",
-        found=f"tip {marks[1][:12]} on {base[:12]}",
+        found=f"HEAD {head[:12]} on {base[:12]}",
         next="make refresh to keep edits made there, or make unapply, then make apply",
     )
 
