@@ -57,7 +57,7 @@ PARTS = {
 LIMIT_S = 2 * 3600
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="soak", description=__doc__)
     parser.add_argument("--short", action="store_true", help="few and small; for CI")
     parser.add_argument("--only", help="these parts, with commas: " + ", ".join(PARTS))
@@ -67,7 +67,7 @@ def parse() -> argparse.Namespace:
         "--skip", default="", help="faults, with semicolons, that may be"
     )
     parser.add_argument("--publish", action="store_true", help="write docs/")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     args.only = args.only.split(",") if args.only else list(PARTS)
     args.skip = args.skip.split(";") if args.skip else []
     wrong = [f"part {name!r}" for name in args.only if name not in PARTS]

@@ -3,6 +3,7 @@
 import errno
 import multiprocessing
 import os
+import re
 
 import concurrency
 import crash
@@ -11,6 +12,7 @@ import long_run
 import metadata
 import oracle
 import pytest
+import run
 import trials
 from deployments import Wrong, blocks, keys_of
 from fuse_disk import Disk, pair
@@ -184,10 +186,16 @@ def test_trials(tmp_path):
 
 
 def test_skipped_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(trials, "CASES", {"one": lambda folder: pytest.skip("no disk")})
-    with pytest.raises(Wrong, match="one: skipped: no disk\nSKIP='one' lets"):
+    names = ["one", "two, of another kind"]
+    skipped = dict.fromkeys(names, lambda folder: pytest.skip("no disk"))
+    monkeypatch.setattr(trials, "CASES", skipped)
+    with pytest.raises(Wrong, match="one: skipped: no disk") as refused:
         trials.run(1, tmp_path)
-    assert trials.run(1, tmp_path, may_skip=["one"]) == {"one": "skipped: no disk"}
+    (named,) = re.findall("SKIP='(.*)' lets", str(refused.value))
+    may_skip = run.parse(["--skip", named]).skip
+    assert may_skip == names
+    found = trials.run(1, tmp_path, may_skip)
+    assert found == dict.fromkeys(names, "skipped: no disk")
 
 
 def test_fault_that_hit_nothing(tmp_path):

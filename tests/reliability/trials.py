@@ -591,5 +591,5 @@ def run(seed: int, folder: Path, may_skip: Sequence[str] = ()) -> dict:
                 missed += [name] * (name not in may_skip)
     if missed:
         told = "\n".join(f"{name}: {found[name]}" for name in missed)
-        raise Wrong(f"{told}\nSKIP='{','.join(missed)}' lets a run do without them")
+        raise Wrong(f"{told}\nSKIP='{';'.join(missed)}' lets a run do without them")
     return found

@@ -329,3 +329,15 @@ def test_the_architecture_page_has_every_file_of_the_overlay():
         and f"`{path.parent.name}/`" not in text
     ]
     assert lost == []
+
+
+def test_the_readme_counts_the_series():
+    topics = [
+        re.search(r"^Topic: (.*)$", patch.read_text(), re.M)[1]
+        for patch in (REPOSITORY / "patches").glob("*.patch")
+    ]
+    connector = topics.count("hicache-v2")
+    text = " ".join((REPOSITORY / "README.md").read_text().split())
+    stores = len(topics) - connector
+    assert f"{len(topics)} patches: {stores} for the stores" in text
+    assert f"{connector} for the connector" in text
