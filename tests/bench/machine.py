@@ -1,8 +1,21 @@
-"""What the numbers were measured on, in one line."""
+"""What was measured and on what machine, in one line."""
 
 import os
 import platform
+import sys
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from _git import git  # noqa: E402
+
+
+def commit() -> str:
+    """Of this project; says so where files differ from it."""
+    changed = git(ROOT, "status", "--porcelain", "--", ":!docs")
+    head = git(ROOT, "rev-parse", "--short=12", "HEAD").strip()
+    return f"{head} and changes" if changed.strip() else head
 
 
 def _cpu() -> str:
@@ -38,6 +51,7 @@ def load() -> float:
 def describe(memory: Path, disk: Path) -> dict:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
+        "commit": commit(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / 2**30, 1),
@@ -56,5 +70,6 @@ def line(machine: dict) -> str:
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"Linux {machine['kernel']}, memory on {places['memory']}, disk on "
-        f"{places['disk']}, Python {machine['python']}, load {loads}"
+        f"{places['disk']}, Python {machine['python']}, load {loads}, "
+        f"commit {machine['commit']}"
     )

@@ -216,7 +216,7 @@ def write(result: dict, out: Path) -> None:
 
 
 def publish(result: dict, docs: Path) -> None:
-    """docs/performance-results.md and docs/performance/*.png."""
+    """docs/performance-results.md, docs/performance/*.png, and the raw numbers of both."""
     figures = docs / "performance"
     figures.mkdir(exist_ok=True)
     for old in figures.glob("*.png"):
@@ -224,6 +224,8 @@ def publish(result: dict, docs: Path) -> None:
     (docs / "performance-results.md").write_text(text(result, figures.name))
     for comparison in result["comparisons"]:
         chart(comparison, figures / f"{comparison['id']}.png")
+    raw = docs / "data" / "performance.json"
+    raw.write_text(json.dumps(result, separators=(",", ":")) + "\n")
 
 
 def main() -> int:

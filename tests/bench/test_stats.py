@@ -116,7 +116,7 @@ def result(identity, *cases, references=("C",), curve=""):
     comparison |= {"references": list(references), "cases": list(cases)}
     machine = {"cpu": "x", "cores": 1, "memory_gib": 1, "kernel": "k", "python": "3"}
     machine |= {"file systems": {"memory": "tmpfs", "disk": "ext4"}}
-    machine |= {"load at start": 0.0, "load at end": 0.1}
+    machine |= {"load at start": 0.0, "load at end": 0.1, "commit": "c"}
     made = {"machine": machine, "rounds": 3, "threads": 8, "seconds": 1, "short": False}
     return made | {"comparisons": [comparison]}
 

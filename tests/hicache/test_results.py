@@ -57,6 +57,18 @@ def test_no_fault_of_the_store_gets_out(attached, call):
     assert store.batch_exists_v2(names, queries).restorable_prefix_pages == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("call", ["batch_get_v2", "batch_set_v2"])
+def test_every_pool_is_submitted_before_the_first_wait(attached, call):
+    store, _, pools, names = attached
+    seen = []
+    for what in ("load", "dump", "wait"):
+        FaultStore.faults[what] = lambda _, what=what: seen.append(what)
+    moved = getattr(store, call)(all_transfers(pools, names, range(4)))
+    assert moved == dict.fromkeys(pools, [True] * 4)
+    submitted = seen[: seen.index("wait")]
+    assert len(submitted) == seen.count("load") + seen.count("dump") >= len(pools) > 1
+
+
 @pytest.mark.parametrize("accessor", ["get_data_page", "set_from_flat_data_page"])
 def test_no_fault_of_a_pool_gets_out(attached, monkeypatch, accessor):
     """One page that the pool cannot give or take fails alone."""

@@ -23,7 +23,6 @@ def page(result: dict) -> str:
     for name, part in result.items():
         size = ", ".join(f"{value} {what}" for what, value in part["size"].items())
         facts = [size, f"{part['seconds']} s", f"seed {part['seed']}", part["machine"]]
-        facts.append(f"commit {part.get('commit', 'unknown')}")
         out += [f"## {name.capitalize()}", "", ", ".join(filter(None, facts)) + ".", ""]
         out += ["| figure | value |", "|---|---|"]
         rows = part["figures"].items()

@@ -25,7 +25,6 @@ import metadata
 import oracle
 import torch
 import trials
-from _git import git
 from _report import Refusal
 from _report import run as run_main
 from _where import ROOT, TREE
@@ -123,24 +122,16 @@ def _again(name: str, size: dict, args: argparse.Namespace) -> str:
     )
 
 
-def commit() -> str:
-    """What is measured; says so where files of the project differ from it."""
-    changed = git(ROOT, "status", "--porcelain", "--", ":!docs")
-    head = git(ROOT, "rev-parse", "--short=12", "HEAD").strip()
-    return f"{head} and changes" if changed.strip() else head
-
-
 def main() -> int:
     args = parse()
     logging.getLogger().addHandler(logging.NullHandler())
     torch.set_num_threads(1)  # parts fork
-    result, measured = {}, commit()
+    result = {}
     for name in args.only:
         described = machine.describe(MEMORY, ROOT)
         result[name] = one(name, args)
         described["load at end"] = round(machine.load(), 2)
         result[name]["machine"] = machine.line(described)
-        result[name]["commit"] = measured
     out = ROOT / "out" / "soak"
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
