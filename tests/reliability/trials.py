@@ -469,6 +469,8 @@ def hung_staging(folder: Path, op: str) -> None:
     traffic = Background(staging.traffic)
     trial.same(waiting.finished(3 * TIMEOUT_MS / 1000), op == "set")
     until(lambda: staging.tally[False] >= 10 * N)
+    # More pages than are free, so that every free one is used.
+    trial.same(trial.move("set", MAMBA, keys_of(2 * N), range(2 * N)), [False] * 2 * N)
     used = [address for _, address in staging.calls]
     disk.drop(slow)
     trial.same(waiting.finished(10), True)
