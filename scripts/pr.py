@@ -105,7 +105,7 @@ def main() -> int:
     title, issue, branch = topic["title"], options.issue, f"pr-{options.topic}"
     findings.append(finding(not SUBJECT.match(title), "title", title))
     findings.append(finding(not issue, "issue", issue or "ISSUE=URL names it", "warn"))
-    text = body(topic, needs, own, tests, issue)
+    text = body(topic, [topics[name]["title"] for name in needs], own, tests, issue)
     ready = not any(row.startswith("FAIL") for row in findings)
     print("\n".join(findings))
     where = f"above {', '.join(needs)}" if needs else f"on {start[:12]}, alone"
@@ -186,7 +186,8 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
             again += f"; {command}: {result}, then run again"
             result = run_it(test)
         bad += [] if result.startswith("passes") else [f"{command}: {result}"]
-        text += f"$ {command}\n{prove.last_output()}\n"
+        rows = 1 if run_it is prove.run_pytest else 2
+        text += f"$ {command}\n{prove.last_output(rows)}\n"
     return text, finding(bad, "tests", (", ".join(bad) or "all pass") + again)
 
 

@@ -244,9 +244,9 @@ def execute(command: list, limit: int, where: Path, **env: str) -> tuple[int, st
     return 137 if done.returncode == -9 else done.returncode, text
 
 
-def last_output() -> str:
-    """The end of what the last command said."""
-    return "\n".join((WORK / "log.txt").read_text().strip().splitlines()[-2:])
+def last_output(rows: int) -> str:
+    """The last lines of what the last command said."""
+    return "\n".join((WORK / "log.txt").read_text().strip().splitlines()[-rows:])
 
 
 if __name__ == "__main__":

@@ -115,7 +115,10 @@ def test_a_topic_above_the_one_it_needs(project: Project, ucm: Path):
     assert changed == sorted([MODULE, STORE])
     assert "1 commits above engine" in out
     text = (project.root / "out" / "pr-keys.md").read_text()
-    assert "Needs `engine`" in text and "Closes https://example.invalid/7." in text
+    assert (
+        "Needs `[Bugfix] Count what the engine moves`" in text
+        and "Closes https://example.invalid/7." in text
+    )
 
 
 def test_a_need_that_is_not_written_down(project: Project, ucm: Path):
