@@ -425,6 +425,21 @@ def test_a_branch_that_holds_the_series(project: Project):
     refuse(project, project.applied(), "it holds the applied series itself")
 
 
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_result_s_branch_is_taken(project: Project, ucm: Path, ours: bool):
+    """Somebody else's branch of that name stays where it is; so does one that is checked out."""
+    write(ucm, "setup.py", "print('newer')\n")
+    newer = upstream(ucm)
+    second = ucm.parent / "second"
+    git(ucm, "worktree", "add", "-q", "-b", "hicache-v2", str(second))
+    write(second, "setup.py", "print('theirs')\n")
+    theirs = upstream(second)
+    if ours:
+        git(ucm, "update-ref", "refs/worktree/ucm-hicache/tip", theirs)
+    found = "it is checked out" if ours else "made by somebody else"
+    refuse(project, ucm, found, "branch --move", to=newer)
+
+
 def test_another_project(project: Project, ucm: Path):
     git(ucm, "rm", "-q", "ucm/store/ucmstore_v1.py")
     other = upstream(ucm)
