@@ -8,6 +8,7 @@ the table goes to docs/bisect.md.
 """
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -100,7 +101,21 @@ def write_table(rows: list[list[str]], entries: list[Entry]) -> None:
 
 
 def prepare(repo: Path, start: str) -> None:
-    """One worktree for all points, so that each build is a small step from the last."""
+    """One worktree for all points, so that each build is a small step from the last.
+
+    One process at a time: it holds a lock to its end.
+    """
+    WORK.mkdir(parents=True, exist_ok=True)
+    lock = os.open(WORK / "lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refusal(
+            "points of the series are built by another process",
+            expected=f"nobody at work in {WORK}",
+            found="make verify BUILD=1 or make pr, still running",
+            next="wait for its end",
+        ) from None
     git(repo, "worktree", "prune")
     if f"{POINT}\n" not in git(repo, "worktree", "list", "--porcelain"):
         shutil.rmtree(POINT, ignore_errors=True)

@@ -1,5 +1,6 @@
 """make verify BUILD=1: what it takes for proof, what it does not, and that it goes on."""
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -151,6 +152,18 @@ def test_goes_on_where_it_stopped(project: Project, ucm: Path):
     refresh(project, ucm)
     walk(project)
     assert builds(project) == first + 4
+
+
+def test_two_walks_at_a_time(project: Project, ucm: Path):
+    """They would build in the same folder, and take the other's program for their own."""
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    refresh(project, ucm)
+    points = project.root / "build" / "points"
+    points.mkdir(parents=True)
+    with open(points / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(project.run("prove"), "by another process", "wait for its end")
+    walk(project)
 
 
 def test_another_series_is_applied(project: Project, ucm: Path):
