@@ -24,6 +24,15 @@ N_KEY, N_PAGE = 10, 12
 OPERATIONS, WORLDS = 100, 20  # of a world, of a batch
 SHRINK_S = 20
 MODELS = ("org/a", "org/b")
+# Models of a world, and each one's namespace: clear() refuses a folder that another model marked.
+SHARES = {
+    "two models, no namespace": dict.fromkeys(MODELS),
+    "two models, one namespace": dict.fromkeys(MODELS, "n"),
+    "two models, a namespace each": {"org/a": "a", "org/b": "b"},
+    "one model, no namespace": {"org/a": None},
+    "one model, a namespace": {"org/a": "a"},
+}
+CONNECTORS = 4  # of a world
 ENGINES = {
     "psync": {},
     "psync, direct": {"io_direct": True},
@@ -117,7 +126,7 @@ class Rank:
         world = self.world
         options = {"pp_rank": self.pp, "pp_size": world.pp_size}
         options |= {"mla": world.mla, "model": self.model, "backends": world.backends}
-        options |= {"namespace": world.namespace, **ENGINES[world.engine]}
+        options |= {"namespace": world.models[self.model], **ENGINES[world.engine]}
         tp = (self.tp, world.tp_size)
         self.store = world.site.attach(self.anchor, self.pools, tp=tp, **options)
         self.refused: set[str] = set()
@@ -146,7 +155,7 @@ class Rank:
 
 
 class World:
-    """Several ranks of two models on one root, and the dictionary."""
+    """Several ranks of one or two models on one root, and the dictionary."""
 
     def __init__(self, dice: Dice, folder: Path) -> None:
         self.dice = dice
@@ -156,18 +165,22 @@ class World:
         self.logical = "logical" in self.anchor_kind
         self.page, self.backends = dice.choice([1, 2, 4, 16]), dice.choice([1, 2])
         self.engine, self.large = dice.choice(FORMS)
-        self.namespace = dice.choice([None, "n"])  # with one, clear() does its work
+        self.share = dice.choice(list(SHARES))
+        self.models = SHARES[self.share]
         self.tp_size, self.pp_size = dice.choice([1, 2, 4]), dice.choice([1, 1, 2])
         self.names = dice.sample(KINDS, dice.below(6))
         self.keys, self.stored, self.count = keys_of(N_KEY, folder.name), {}, 0
+        self.damaged: set[tuple] = set()  # files of another size
+        self.cleared = 0  # pages
         self.calls: list[str] = []
-        ranks = [(m, dice.below(self.tp_size)) for m in MODELS for _ in range(2)]
+        models = [*self.models] * (CONNECTORS // len(self.models))
+        ranks = [(m, dice.below(self.tp_size)) for m in models]
         self.ranks = [Rank(self, m, t, dice.below(self.pp_size)) for m, t in ranks]
 
     def __str__(self) -> str:
         return (
             f"{self.anchor_kind}, pools {self.names}, tp {self.tp_size}, {self.engine}, "
-            f"{'large' if self.large else 'small'} pages"
+            f"{'large' if self.large else 'small'} pages, {self.share}"
         )
 
     def step(self) -> str:
@@ -224,6 +237,7 @@ def set_pages(world: World, rank: Rank) -> None:
     for identity, data in new.items():
         if identity[1] not in rank.refused:
             world.stored.setdefault(identity, data)  # what is there stays
+            world.damaged.discard(identity)
 
 
 def get_pages(world: World, rank: Rank) -> None:
@@ -313,6 +327,7 @@ def damage(world: World, rank: Rank) -> None:
     chosen = _file(world, rank)
     if chosen:
         del world.stored[chosen[0]]
+        world.damaged.add(chosen[0])
         size = chosen[1].stat().st_size
         os.truncate(chosen[1], world.dice.choice([0, size - 1, size + 1, size // 2]))
 
@@ -345,10 +360,26 @@ def register(world: World, rank: Rank) -> None:
 
 
 def clear(world: World, rank: Rank) -> None:
-    """Where clear() works it empties this connector's pools, whoever filled them."""
-    if rank.store.clear():
-        mine = [n for n in rank.sources if n not in rank.refused]
-        world.stored = {i: d for i, d in world.stored.items() if i[1] not in mine}
+    """It empties this connector's pools, whoever of its model filled them, or removes nothing."""
+    mine = [n for n in rank.sources if n not in rank.refused]
+    same("clear", rank.store.clear(), may_clear(world, mine))
+    if may_clear(world, mine):
+        left = {i: d for i, d in world.stored.items() if not _among(i, rank, mine)}
+        world.cleared += len(world.stored) - len(left)
+        world.stored = left
+        world.damaged = {i for i in world.damaged if not _among(i, rank, mine)}
+
+
+def _among(identity: tuple, rank: Rank, names: list[str]) -> bool:
+    return identity[0] == rank.model and identity[1] in names
+
+
+def may_clear(world: World, names: list[str]) -> bool:
+    """No other model marked these folders; without a namespace no block's size is strange."""
+    namespaces = list(world.models.values())
+    if len(set(namespaces)) < len(namespaces):
+        return not names
+    return namespaces != [None] or not any(i[1] in names for i in world.damaged)
 
 
 CALLS = {
@@ -371,6 +402,7 @@ def one_world(data: st.DataObject, folder: Path, made: Counter) -> None:
         calls = "\n".join(world.calls)
         raise Wrong(f"{e}\n{world}; the calls were\n{calls}") from e
     finally:
+        made["pages cleared"] += world.cleared
         world.site.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -418,14 +450,17 @@ def run(operations: int, seed: int, folder: Path, first: int = 0) -> dict:
             again = f"""SIZE='{{"operations": 1, "first": {number}}}'"""
             raise Wrong(f"{e}\n{again} runs this batch alone") from e
         number += 1
+    if number - first > 1 and not made["pages cleared"]:
+        raise Wrong(f"seed {seed}: clear() removed no page")
     engines = {f"stores with {name}": made[name] for name in ("psync", "aio")}
     if number - first > 1 and not all(engines.values()):
         raise Wrong(f"seed {seed}: not every engine was used: {engines}")
     done = {call.__name__: made[call.__name__] for call in CALLS}
     return {
         "operations": sum(done.values()),
-        "deployments": made["worlds"] * len(MODELS) * 2,
+        "deployments": made["worlds"] * CONNECTORS,
         **engines,
         **{f"of them {name}": n for name, n in sorted(done.items())},
+        "pages cleared": made["pages cleared"],
         "differences": 0,
     }

@@ -19,7 +19,7 @@ from fuse_disk import Disk, pair
 from hicache_kit import FaultStore
 from hosts import Process
 
-from ucm.integration.sglang import store_factory
+from ucm.integration.sglang import clearing, store_factory
 from ucm.integration.sglang.staging import StagingPages
 
 KEYS = keys_of(crash.N_KEY, "s")
@@ -88,6 +88,28 @@ def test_oracle(tmp_path, monkeypatch, call):
     with pytest.raises(Wrong, match=r"seed 1, batch 0: .*the oracle says") as error:
         oracle.run(2000, 1, tmp_path)
     assert "psync, small pages; the calls were\n" in str(error.value)
+
+
+@pytest.mark.parametrize("what", ["refuses", "obeys", "keeps"])
+def test_oracle_clear(tmp_path, monkeypatch, what):
+    """clear() that never works, that works among another model's pages, that removes nothing."""
+    if what == "keeps":
+        monkeypatch.setattr(clearing, "_clear", lambda folder, before: "")
+    else:
+        reason = "" if what == "obeys" else "no"
+        monkeypatch.setattr(clearing, "refusal", lambda folder, model: reason)
+    monkeypatch.setattr(oracle, "SHRINK_S", 5)
+    monkeypatch.setattr(oracle, "TURNS", [*oracle.TURNS, *[oracle.clear] * 10])
+    found = {"refuses": "clear: found False", "obeys": "clear: found True"}
+    with pytest.raises(Wrong, match=found.get(what, "") + ".*the oracle says"):
+        oracle.run(2000, 1, tmp_path)
+
+
+def test_oracle_without_clear(tmp_path, monkeypatch):
+    for name, value in (("OPERATIONS", 4), ("WORLDS", 2), ("TURNS", [oracle.exists])):
+        monkeypatch.setattr(oracle, name, value)
+    with pytest.raises(Wrong, match="clear.. removed no page"):
+        oracle.run(20, 1, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["byte", "stranger", "descriptor"])
