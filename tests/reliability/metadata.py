@@ -14,6 +14,19 @@ MINE, BESIDE = range(PAGES), range(PAGES, 2 * PAGES)
 NUMBERS = [0, 1, 7, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, 2**64, 2**100, -1]
 ODD = [None, 1.5, float("nan"), "96", b"96", [], {}, True, object(), torch.zeros(2)]
 
+# Bends that a registration may take, and why; all others it must refuse.
+TAKEN = {
+    "as it is": "it is right",
+    "nested": "one list a page, which is a form of SGLang's pools",
+    "an exception": "such a pool's pages are copied whole, as MAMBA's",
+    "an odd size, a list first": "looks like one list a page, and fails: then as above",
+    "an odd pointer, a list first": "the same",
+    "a size of zero": "a component without bytes is left out",
+    "small sizes": "nothing but the pool tells how long its pages are",
+    "an odd pointer": "only null is looked for: every transfer asks for pointers again",
+    "a pointer nowhere": "the same",
+}
+
 
 class Bent:
     """A real pool whose page metadata goes through a function."""
@@ -29,8 +42,12 @@ class Bent:
 
 
 def bends(dice) -> dict:
-    """name -> what becomes of (pointers, sizes). Some leave them right."""
+    """name -> what becomes of (pointers, sizes): TAKEN or not, for a page of two components."""
     number, odd, at = dice.choice(NUMBERS), dice.choice(ODD), dice.randrange(8)
+    first = ", a list first" if isinstance(odd, list) and at % 2 == 0 else ""
+    null = (
+        ", null" if odd is None or isinstance(odd, (list, dict, torch.Tensor)) else ""
+    )
 
     def put(values, value):
         values = list(values)
@@ -51,10 +68,16 @@ def bends(dice) -> dict:
         "null pointer": lambda m: (put(m[0], 0), m[1]),
         "null pointers": lambda m: ([0] * len(m[0]), m[1]),
         "zero sizes": lambda m: (m[0], [0] * len(m[1])),
-        "a size": lambda m: (m[0], put(m[1], number)),
-        "all sizes": lambda m: (m[0], [number] * len(m[1])),
-        "an odd size": lambda m: (m[0], put(m[1], odd)),
-        "an odd pointer": lambda m: (put(m[0], odd), m[1]),
+        "a size of zero" if number == 0 else "a size": lambda m: (
+            m[0],
+            put(m[1], number),
+        ),
+        "small sizes" if number in (1, 7) else "all sizes": lambda m: (
+            m[0],
+            [number] * len(m[1]),
+        ),
+        "an odd size" + first: lambda m: (m[0], put(m[1], odd)),
+        "an odd pointer" + (first or null): lambda m: (put(m[0], odd), m[1]),
         "a pointer nowhere": lambda m: (
             put(m[0], dice.choice([8, 2**47, 2**63])),
             m[1],
@@ -86,7 +109,7 @@ def one_try(site: kit.Site, seed: object) -> str:
 
 
 def _register(store, site: kit.Site, pool: Bent, name: str) -> str:
-    """Taken, or a ValueError that names the pool and leaves nothing behind."""
+    """Taken where it may be, or a ValueError that names the pool and leaves nothing behind."""
     before = site.everything()
     try:
         store.register_mem_host_pool_v2(pool, NAME)
@@ -98,6 +121,8 @@ def _register(store, site: kit.Site, pool: Bent, name: str) -> str:
         if name == "as it is":
             raise
         return "refused"
+    if name not in TAKEN:
+        raise Wrong("taken")
     return "taken"
 
 

@@ -172,6 +172,13 @@ def test_metadata(tmp_path, monkeypatch):
         metadata.run(50, 1, tmp_path)
 
 
+def test_metadata_takes_what_it_may_not(tmp_path, monkeypatch):
+    layout = store_factory.probe(kit.mha(), "swa")
+    monkeypatch.setattr(store_factory, "probe", lambda *args, **more: layout)
+    with pytest.raises(Wrong, match=r"seed 1\.\d+: .*: taken"):
+        metadata.run(50, 1, tmp_path)
+
+
 @pytest.mark.parametrize("what", ["stored", "beside"])
 def test_metadata_leaves_things_alone(tmp_path, monkeypatch, what):
     """A page that was refused and is there; a load that writes to another page."""
