@@ -45,7 +45,10 @@ class Part:
 
 PARTS = {
     "crash": Part(crash.run, {"rounds": 6}, {"rounds": 100}),
-    "concurrency": Part(concurrency.run, {"seconds": 20}, {"seconds": 60}),
+    # In memory: a disk that holds a thread for a second makes the store start another, for good.
+    "concurrency": Part(
+        concurrency.run, {"seconds": 20}, {"seconds": 60}, place=MEMORY
+    ),
     "faults": Part(trials.run, {}, {}),
     "oracle": Part(
         oracle.run, {"operations": 5_000}, {"operations": 100_000}, place=MEMORY

@@ -1,9 +1,12 @@
 """What is broken on purpose is found, with the key or the seed in the message."""
 
 import errno
+import itertools
 import multiprocessing
 import os
 import re
+import threading
+import time
 
 import concurrency
 import crash
@@ -137,6 +140,34 @@ def test_clear_that_does_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(kit.UnifiedCacheStore, "clear", lambda self: False)
     with pytest.raises(Wrong, match="clear.. never worked"):
         concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+
+
+GROWTHS = {
+    "threads": lambda: threading.Thread(
+        target=time.sleep, args=[60], daemon=True
+    ).start(),
+    "memory": lambda kept=[]: kept.append(b"x" * (1 << 20)),
+    "hang": lambda: time.sleep(60),
+}
+
+
+@pytest.mark.parametrize("what", GROWTHS)
+def test_concurrency_growth(tmp_path, monkeypatch, what):
+    """Threads and memory that stay; a call that does not return. Now and then in one process."""
+    waits, begin = itertools.count(), time.monotonic()
+
+    def spoil(found):
+        warm = time.monotonic() > begin + 4
+        if warm and next(waits) % 10 == 0:
+            GROWTHS[what]()
+        return found
+
+    for name, value in (("HUNG_S", 1), ("SETTLE_S", 1), ("GROWTH", 4 << 20)):
+        monkeypatch.setattr(concurrency, name, value)
+    break_store(monkeypatch, "wait_blocks", spoil)
+    words = {"threads": "threads [0-9]+ -> ", "memory": "[0-9]+ bytes", "hang": "hangs"}
+    with pytest.raises(AssertionError, match=words[what]):
+        concurrency.run(9, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
 def test_first_error_is_told():
