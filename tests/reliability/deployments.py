@@ -37,6 +37,8 @@ class Deployment:
     def __init__(
         self, site: kit.Site, anchor, pools: dict, model="org/model", **config
     ):
+        # After a fork torch makes its threads anew, which two threads may not do at once.
+        torch.set_num_threads(1)
         self.site, self.anchor, self.pools = site, anchor, pools
         self.store = site.attach(anchor, pools, model=model, **config)
         self.owner = (model, config.get("tp", (0, 1)))
