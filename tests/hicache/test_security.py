@@ -58,7 +58,8 @@ def test_names_that_differ_in_case_share_no_block(site):
     assert store.batch_get_v2(load) == {"SWA": [False, False]}
     kit.put(store, "SWA", large, names, range(2))
     kit.poison(small, range(2))
-    assert store.batch_get_v2([kit.transfer("swa", small, names, range(2))])
+    load = [kit.transfer("swa", small, names, range(2))]
+    assert store.batch_get_v2(load) == {"swa": [True, True]}
     assert (kit.contents(small, range(2)) == data).all()
 
 
@@ -184,5 +185,6 @@ def test_module_path_is_sglangs_affair(site, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     for key in ("module_path", "class_name"):
         config = edited(site, (key,), "other_module")
-        site.attach(kit.logical(), {SWA: kit.paged("swa")}, config=config).close()
-    assert "other_module" not in sys.modules and FaultStore.__module__ == "hicache_kit"
+        store = site.attach(kit.logical(), {SWA: kit.paged("swa")}, config=config)
+        assert type(store.connector.pools.get("swa").store) is FaultStore
+    assert "other_module" not in sys.modules

@@ -33,6 +33,7 @@ SCALE, N, TIMEOUT_MS = 64, 6, 1500
 UID, LIMIT_S = 54321, 120
 KEYS, NEW, MORE = keys_of(N, "old"), keys_of(N, "new"), keys_of(N, "more")
 PAGES, OTHERS = range(N), range(N, 2 * N)
+STALL = ("storage is stalled", "not finished in time")  # either, as the calls meet
 
 
 class Lines(logging.Handler):
@@ -108,12 +109,15 @@ class Trial:
         if found != wanted:
             raise Wrong(f"found {found}, not {wanted}; log {self.log.lines}")
 
-    def told(self, op: str, word: str, *names: str) -> None:
-        """One line for each of these pools, which says why; none for others."""
+    def told(self, op: str, word: str | tuple[str, ...], *names: str) -> None:
+        """One line for each of these pools, which says why (one of several words); none for others."""
+        words = (word,) if isinstance(word, str) else word
         for name in self.live.pools:
             start = f"L3 {op} failed for "
             mine = [x for x in self.log.lines if f"pool {name} in " in x and start in x]
-            good = len(mine) == (name in names) and all(word in line for line in mine)
+            good = len(mine) == (name in names) and all(
+                any(word in line for word in words) for line in mine
+            )
             if not good:
                 raise Wrong(f"{op}, {word}, pool {name}: logged {mine}")
 
@@ -482,7 +486,7 @@ def hung_staging(folder: Path, op: str) -> None:
     trial.same(used.count(dict(staging.calls[:N])[block]), 1)
     trial.same(len(trial.live.present(NEW)[MAMBA]), N - 1 if op == "set" else 0)
     for each in ("get", "set"):
-        trial.told(each, "", MAMBA)
+        trial.told(each, STALL, MAMBA)
     trial.recovered()
 
 
@@ -531,7 +535,8 @@ def no_starving(folder: Path) -> None:
     disk.drop(slow)
     trial.same([waiting.finished(20) for waiting in queue], [True] * 8)
     trial.recovered()
-    if max(took) > 5 or len(took) < 20:
+    # Two calls a round that can each wait a second, and one for a busy machine.
+    if max(took) > 3 or sorted(took)[len(took) // 2] > 1 or len(took) < 20:
         raise Wrong(
             f"beside a stalled mount: {len(took)} rounds, the longest {max(took)} s"
         )
