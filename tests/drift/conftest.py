@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Not below pytest's folder, which only its owner may enter: some tests read as another user.
+BUILT = ROOT / "build" / "drift"
 sys.path.insert(0, str(Path(__file__).parent))
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import per_block_lookup as drift
-from conftest import ROOT, call, edit
+from conftest import BUILT, ROOT, call, edit
 
 CONNECTOR = "ucm/integration/sglang/ucm_connector.py"
 BACKEND = "ucm/integration/sglang/unifiedcache_store.py"
@@ -84,15 +84,14 @@ def test_f_upstream_answers_lookups_per_block(
     call(sys.executable, "scripts/verify.py", cwd=project)
 
     call("git", "switch", "-q", "hicache-v2", cwd=ucm)
-    built = tmp_path / "out"
-    words = ("--ucm", ucm, "--out", built, "--variant", "debug", "--gtest")
+    words = ("--ucm", ucm, "--out", BUILT, "--variant", "debug", "--gtest")
     build = ROOT / "scripts" / "build.py"
     call(sys.executable, build, *words, "--only", "native", cwd=ROOT)
-    program = built / "cmake-debug" / "ucm" / "store" / "test" / "ucmstore.test"
+    program = BUILT / "cmake-debug" / "ucm" / "store" / "test" / "ucmstore.test"
     tmp_path.chmod(0o755)
     out = call(program, "--gtest_brief=1", "--gtest_filter=UCPosix*", cwd=tmp_path)
     assert "PASSED" in out
-    assert " passed" in feature_tests(built / "tree-debug")
+    assert " passed" in feature_tests(BUILT / "tree-debug")
 
 
 def test_h_the_connector_gained_a_feature(project, upstream, feature_tests, tmp_path):
@@ -112,7 +111,8 @@ def test_h_the_connector_gained_a_feature(project, upstream, feature_tests, tmp_
     call(sys.executable, "scripts/verify.py", cwd=project)
 
     call("git", "switch", "-q", "hicache-v2", cwd=ucm)
-    built, package = tmp_path / "tree", "ucm/integration/sglang"
+    built, package = BUILT / "tree", "ucm/integration/sglang"
+    shutil.rmtree(built, ignore_errors=True)
     shutil.copytree(ROOT / "build" / "tree", built, symlinks=True)
     shutil.rmtree(built / package)
     shutil.copytree(ucm / package, built / package)
