@@ -114,6 +114,11 @@ def small_disk(target: Path, size: int) -> None:
 def become(uid: int, gid: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("changing the user needs root")
+    # Loaded now: the user may not be let into the folder that the tree lies in.
+    from ucm.store import pipeline
+
+    stores = Path(pipeline.__file__).resolve().parents[1]
+    ctypes.CDLL(str(stores / "posix" / "libposixstore.so"))
     os.setgroups([gid])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)

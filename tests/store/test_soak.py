@@ -21,25 +21,33 @@ BLOCKS = {block: n % 251 for n, block in enumerate(keys(40))}
 SECONDS = 2.0
 
 
-def use(site, store, spec, seed: int, tally: Counter) -> None:
-    """Random dumps, loads, lookups and removals; block `k` always holds bytes BLOCKS[k]."""
-    picks, end = random.Random(seed), time.monotonic() + SECONDS
+def use(site, store, spec, seed: int, tally: Counter) -> list[Pages]:
+    """Random dumps, loads, lookups and removals; block `k` always holds bytes BLOCKS[k].
+
+    The pages of dumps that were given up, which writes that hang still read.
+    """
+    picks, end, given_up = random.Random(seed), time.monotonic() + SECONDS, []
     while time.monotonic() < end:
         ids = picks.sample(list(BLOCKS), picks.randint(1, 12))
         pages = Pages(spec, len(ids))
         try:
-            step(site, store, ids, pages, picks.random(), tally)
+            over = step(site, store, ids, pages, picks.random(), tally)
         except RuntimeError:
+            over = False
             tally["refused"] += 1
             time.sleep(0.01)
+        if not over:
+            given_up.append(pages)
+    return given_up
 
 
-def step(site, store, ids, pages: Pages, dice: float, tally: Counter) -> None:
+def step(site, store, ids, pages: Pages, dice: float, tally: Counter) -> bool:
+    """Whether the store is done with the pages."""
     values = np.array([BLOCKS[block] for block in ids], np.uint8)[:, None, None]
     if dice < 0.4:
         pages.data[:] = values
-        dump_statuses(store, ids, pages)
-    elif dice < 0.8:
+        return all(dump_statuses(store, ids, pages))
+    if dice < 0.8:
         good = np.array(load_statuses(store, ids, pages))
         tally["loaded"] += int(good.sum())
         tally["wrong"] += bool((pages.data != values)[good].any())
@@ -49,6 +57,7 @@ def step(site, store, ids, pages: Pages, dice: float, tally: Counter) -> None:
     else:
         for block in ids[:3]:
             site.path(block).unlink(missing_ok=True)
+    return True
 
 
 def hang_now_and_then(faults, root) -> None:
