@@ -139,7 +139,7 @@ def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
         raise Wrong(
             f"seed {seed}: {total['told']} pages acknowledged, less than {floor}"
         )
-    if total["storing"] < rounds // 2:
+    if total["storing"] * 6 < rounds:
         raise Wrong(
             f"seed {seed}: {total['storing']} writers were killed while they stored"
         )
