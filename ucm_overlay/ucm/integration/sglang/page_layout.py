@@ -35,6 +35,8 @@ import torch
 _BUFFER_ALIGNMENT = 4096
 # What Linux moves in one system call: 2 GiB less a memory page.
 _LONGEST_PAGE = 0x7FFFF000
+# The kernel maps nothing below: mmap_min_addr, and None, False and True as numbers.
+_LOWEST_ADDRESS = 4096
 
 
 class LayoutError(ValueError):
@@ -122,7 +124,8 @@ def probe(pool: Any, name: str, flattened: bool = False) -> PageLayout:
         return _probe_flat(pool, name, cause=e)
     if meta is None or not any(meta[1]):
         raise LayoutError(f"pool {name!r} has no page data to store")
-    pointers, sizes = meta[0], _whole_numbers(meta[1], name)
+    pointers = _whole_numbers(meta[0], name, "addresses")
+    sizes = _whole_numbers(meta[1], name, "sizes")
     filled = sorted({size for size in sizes if size})
     if len(filled) > 1:
         raise LayoutError(
@@ -130,8 +133,9 @@ def probe(pool: Any, name: str, flattened: bool = False) -> PageLayout:
             "only equal ones can share a store block (asymmetric K and V are not supported)"
         )
     _check_length(name, filled[0], sum(size > 0 for size in sizes))
-    if not all(ptr for ptr, size in zip(pointers, sizes, strict=False) if size):
-        raise LayoutError(f"pool {name!r} gives a null pointer for a page component")
+    lowest = min(ptr for ptr, size in zip(pointers, sizes, strict=True) if size)
+    if lowest < _LOWEST_ADDRESS:
+        raise LayoutError(f"pool {name!r} gives address {lowest} for a page component")
     aligned = filled[0] % _BUFFER_ALIGNMENT == 0 and _addresses_aligned(pool)
     return PageLayout(pool.page_size, sizes, False, aligned)
 
@@ -149,13 +153,16 @@ def page_pointers(
             f"{pages} pages came with component sizes {_brief(sizes)}, "
             f"registered were {list(layout.sizes)} a page"
         )
-    addresses = np.array(pointers, dtype=np.uint64).reshape(pages, len(layout.sizes))
+    addresses = np.array(pointers)
+    if addresses.dtype.kind not in "iu":
+        raise LayoutError(f"page addresses are {addresses.dtype}, not whole numbers")
+    addresses = addresses.reshape(pages, len(layout.sizes))
     if 0 in layout.sizes:
         filled = np.array(layout.sizes) > 0
         addresses = np.ascontiguousarray(addresses[:, filled])
-    if not addresses.all():
-        raise LayoutError("a page component has a null pointer")
-    return addresses
+    if addresses.min() < _LOWEST_ADDRESS:
+        raise LayoutError(f"a page component has address {addresses.min()}")
+    return addresses.astype(np.uint64, copy=False)
 
 
 def page_slots(
@@ -204,16 +211,19 @@ def _flat(values: Any) -> list[int]:
     """One list of numbers, whether the pool gives them flat or one list a page."""
     if not isinstance(values, Sequence):
         raise LayoutError(f"page metadata holds {type(values).__name__}, not a list")
-    if values and isinstance(values[0], (list, tuple)):
-        return [value for page in values for value in page]
-    return list(values)
-
-
-def _whole_numbers(sizes: list[Any], name: str) -> tuple[int, ...]:
+    if not values or not isinstance(values[0], (list, tuple)):
+        return list(values)
     try:
-        return tuple(map(operator.index, sizes))
+        return [value for page in values for value in page]
     except TypeError as e:
-        raise LayoutError(f"pool {name!r} has page sizes {sizes}: {e}") from e
+        raise LayoutError(f"page metadata mixes lists and numbers: {e}") from e
+
+
+def _whole_numbers(values: list[Any], name: str, what: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError as e:
+        raise LayoutError(f"pool {name!r} has page {what} {values}: {e}") from e
 
 
 def _check_length(name: str, size: int, count: int) -> None:

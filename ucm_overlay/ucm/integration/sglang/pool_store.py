@@ -41,11 +41,11 @@ import torch
 from ucm.integration.sglang.format_marker import PageFormat
 from ucm.integration.sglang.hicache_keys import block_ids
 from ucm.integration.sglang.log_limit import LogLimit
+from ucm.integration.sglang.page_addresses import PageAddresses
 from ucm.integration.sglang.page_layout import (
     LayoutError,
     PageLayout,
     flat_page_dtype,
-    page_pointers,
     page_slots,
     probe,
 )
@@ -204,8 +204,16 @@ class PoolStore:
 class ZeroCopyPoolStore(PoolStore):
     """Hands the host pool's own page addresses to the store."""
 
+    def __init__(self, name: str, pool: Any, layout: PageLayout, *args: Any):
+        super().__init__(name, pool, layout, *args)
+        self._addresses = PageAddresses(pool, layout)
+
+    def regauge(self, pool: Any) -> None:
+        super().regauge(pool)
+        self._addresses = PageAddresses(pool, self.layout)
+
     def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
-        addresses = page_pointers(self.pool, self.layout, slots, len(keys))
+        addresses = self._addresses.find(slots, len(keys))
         task = self._transfer(op, keys, addresses)
         return partial(self._finish, op, task, len(keys))
 

@@ -151,10 +151,12 @@ WorkerPool::~WorkerPool()
         work_.notify_all();
     }
     for (auto& worker : workers_) { worker.thread.join(); }
+    JoinRetired();
 }
 
 Status WorkerPool::StartOne()
 {
+    JoinRetired();
     auto& worker = workers_.emplace_back();
     try {
         worker.thread = std::thread{[this, &worker] { Loop(worker); }};
@@ -165,6 +167,24 @@ Status WorkerPool::StartOne()
     return Status::OK();
 }
 
+/** They have ended, or are about to: none of them takes the lock again. */
+void WorkerPool::JoinRetired()
+{
+    for (auto& worker : retired_) { worker.thread.join(); }
+    retired_.clear();
+}
+
+/** How many threads there may be now: those that are stuck count for nothing. */
+size_t WorkerPool::Limit() const
+{
+    size_t largest = 0;
+    for (const auto* lane : lanes_) { largest = std::max(largest, lane->limit_); }
+    const auto now = NowMs();
+    return largest + std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
+               return worker.busySince != 0 && now - worker.busySince > StuckMs;
+           });
+}
+
 /** Finds `wanted` threads for new work: idle ones first, then new ones. */
 void WorkerPool::Staff(size_t wanted)
 {
@@ -172,13 +192,8 @@ void WorkerPool::Staff(size_t wanted)
     nWoken_ += waking;
     for (size_t i = 0; i < waking; i++) { work_.notify_one(); }
     if (waking == wanted) { return; }
-    size_t largest = 0;
-    for (const auto* lane : lanes_) { largest = std::max(largest, lane->limit_); }
-    const auto now = NowMs();
-    const auto stuck = std::count_if(workers_.begin(), workers_.end(), [&](const auto& worker) {
-        return worker.busySince != 0 && now - worker.busySince > StuckMs;
-    });
-    const auto may = largest + stuck - std::min(largest + stuck, workers_.size());
+    const auto limit = Limit();
+    const auto may = limit - std::min(limit, workers_.size());
     for (size_t i = std::min(may, wanted - waking); i > 0; i--) {
         const auto s = StartOne();
         if (s.Success()) { continue; }
@@ -235,6 +250,12 @@ void WorkerPool::Loop(Worker& self)
             continue;
         }
         if (stop_) { return; }
+        if (workers_.size() > Limit()) {  // others came while some of them were stuck
+            const auto here = std::find_if(workers_.begin(), workers_.end(),
+                                           [&](const auto& worker) { return &worker == &self; });
+            retired_.splice(retired_.end(), workers_, here);
+            return;
+        }
         nIdle_++;
         work_.wait(lock, [this] { return stop_ || nWoken_ > 0; });
         nIdle_--;

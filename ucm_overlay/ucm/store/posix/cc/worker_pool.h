@@ -51,8 +51,8 @@ public:
  * Each store has lanes here: queues of jobs, each with a limit to the threads that serve it at
  * once. Threads are started when work finds none of them idle, up to the largest limit of all
  * lanes. One that has been in a step for a second does not count: a mount that hangs takes no
- * more threads than its own lanes may have, and none that other stores need. Lanes that move are
- * served before those that are stuck.
+ * more threads than its own lanes may have, and none that other stores need. Once it moves again
+ * there is one too many, and that ends. Lanes that move are served before those that are stuck.
  */
 class WorkerPool {
 public:
@@ -107,6 +107,8 @@ private:
 
     static std::shared_ptr<WorkerPool> Shared(const std::vector<ssize_t>& cores);
     Status StartOne();
+    void JoinRetired();
+    size_t Limit() const;
     void Staff(size_t wanted);
     void StaffLeft();
     Lane* NextLane();
@@ -119,6 +121,7 @@ private:
     std::list<Lane*> lanes_;
     Lane* left_{nullptr};  // has a job that no thread was woken for
     std::list<Worker> workers_;
+    std::list<Worker> retired_;  // one too many, to be joined
     size_t nIdle_{0};
     size_t nWoken_{0};  // of the idle ones, that have not noticed yet
     bool stop_{false};

@@ -242,6 +242,28 @@ TEST_F(UCPosixWorkerPoolTest, AHungStoreTakesNoThreadThatOthersNeed)
     ASSERT_EQ(hung->Wait(task), UC::Status::OK());
 }
 
+TEST_F(UCPosixWorkerPoolTest, AThreadThatIsOneTooManyEnds)
+{
+    auto hung = MakeStoreAt("hung", 2), other = MakeStoreAt("other", 2);
+    const auto blocks = MakeBlocks(16);
+    HostPages from{16, BlockSize(), 7};
+    ASSERT_EQ(Dump(*other, blocks, from), UC::Status::OK());
+    const auto warm = Threads();
+    for (auto round = 0; round < 2; round++) {
+        Hang hang{"/hung/"};
+        const auto task = hung->Dump(MakeDesc(MakeBlocks(2), from)).Value();
+        hang.AwaitHeld(2);
+        const auto dumped = Dump(*other, MakeBlocks(16), from);
+        const auto most = Threads();
+        hang.closed = false;
+        ASSERT_EQ(dumped, UC::Status::OK());
+        ASSERT_GT(most, warm);
+        ASSERT_EQ(hung->Wait(task), UC::Status::OK());
+        for (auto i = 0; i < 200 && Threads() > warm; i++) { IoFault::SleepMs(50); }
+        ASSERT_LE(Threads(), warm);
+    }
+}
+
 TEST_F(UCPosixWorkerPoolTest, ANewThreadGoesWhereWorkMoves)
 {
     auto hung = MakeStoreAt("hung", 8), other = MakeStoreAt("other", 2);
