@@ -107,7 +107,11 @@ REFUSED = {
         lambda: kit.Meta(([True], [64])),
         ["swa", "address 1"],
     ),
-    "no pointer": (PoolName.SWA, lambda: kit.Meta(([None], [64])), ["swa", "addresses"]),
+    "no pointer": (
+        PoolName.SWA,
+        lambda: kit.Meta(([None], [64])),
+        ["swa", "addresses"],
+    ),
     "pointer as text": (
         PoolName.SWA,
         lambda: kit.Meta((["8192"], [64])),

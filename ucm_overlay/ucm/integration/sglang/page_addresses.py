@@ -22,8 +22,6 @@
 # OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
 # SOFTWARE.
 #
-"""What one page of a host pool looks like, found by asking the pool for one page."""
-
 """Where the pages of a host pool lie, without asking the pool for each of them."""
 
 from dataclasses import dataclass
