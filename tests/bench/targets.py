@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import log
+from statistics import linear_regression
 
-from stats import Ratio, Samples, growth, ratio
+from stats import Ratio, Samples, ratio
 
 SERIES, BASE, FILE, BARE = "series", "base store", "HiCacheFile", "C"
 FILE_ALONE = "HiCacheFile, 1 torch thread"
@@ -179,11 +181,11 @@ def _curves(results: Results) -> Iterator[Target]:
             found = [samples(c, SERIES) for c in points]
             if len(points) < 2 or None in found:
                 continue
-            ends = points[0]["at"], points[-1]["at"]
-            times = found[0].median, found[-1].median
-            (exponent,) = growth(ends, times)
-            measured = f"{exponent:.2f}: {seconds(times[0])} at {ends[0]}, "
-            measured += f"{seconds(times[1])} at {ends[1]}"
+            at, times = [c["at"] for c in points], [f.median for f in found]
+            logs = [*map(log, at)], [*map(log, times)]
+            exponent = linear_regression(*logs).slope  # of the line through all points
+            measured = f"{exponent:.2f}: {seconds(times[0])} at {at[0]}, "
+            measured += f"{seconds(times[-1])} at {at[-1]}"
             met = "yes" if exponent <= LINEAR else "no"
             what = f"{op}, {comparison['title']}: exponent"
             yield Target(what, f"<= {LINEAR}", measured, met)

@@ -172,9 +172,17 @@ def test_targets_of_registration(threads, folders, base, expected):
     assert " ".join(verdict(found, start) for start in starts) == expected
 
 
-@pytest.mark.parametrize(("last", "met"), [(8.0, "yes"), (16.0, "no")])
-def test_targets_of_curves(last, met):
-    points = [case("set", at=1, series=[1.0]), case("set", at=8, series=[last])]
+@pytest.mark.parametrize(
+    ("times", "met"),
+    [
+        ([1, 2, 4, 8], "yes"),
+        ([1, 3, 9, 27], "no"),
+        ([1, 1, 1, 8], "yes"),
+        ([8, 4, 32, 64], "no"),  # the ends alone would pass
+    ],
+)
+def test_targets_of_curves(times, met):
+    points = [case("set", at=2**i, series=[t]) for i, t in enumerate(times)]
     assert verdict(result("curve-x", *points, curve="x"), "set, curve-x") == met
 
 
