@@ -125,9 +125,15 @@ def header_faults(header: Header) -> list[str]:
         count = len(header.trailers.get(key, []))
         if count != 1:
             faults.append(f"trailer {key} is there {count} times, expected once")
-    if "[Bugfix]" in header.subject and not header.trailers.get("Proof"):
+    proof = header.trailers.get("Proof", [""])[0]
+    if "[Bugfix]" in header.subject and not proof:
         faults.append(
             "a [Bugfix] without a trailer Proof, the test that shows the fault"
+        )
+    if "[Bugfix]" in header.subject and proof.startswith("new-api "):
+        faults.append(
+            "a [Bugfix] with 'Proof: new-api': no test fails before it. Name one that "
+            "does, or tag it as what it adds"
         )
     return faults
 

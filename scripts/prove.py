@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,17 @@ KNOWN = ROOT / "docs" / "data" / "points.json"
 PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
 TABLE = ROOT / "docs" / "bisect.md"
 TESTS = ("ucm/store/test/", "test/")
+CONNECTOR = Path("ucm/integration/sglang")
+# Python's way not to compile: what the entry adds is not there yet.
+ABSENT = re.compile(
+    "ImportError|ModuleNotFoundError|AttributeError|"
+    "TypeError.* (unexpected keyword|positional) argument"
+)
+IMPORT = """import importlib, sys
+for name in sys.argv[1:]:
+    print(name, flush=True)
+    importlib.import_module(name)
+"""
 RED = ("fails", "hangs", "crashes")
 COUNTS = "{} entries were built and tested; the tests of {} fail on the parent.\n\n"
 COLUMNS = (
@@ -59,6 +71,15 @@ class Proof:
     @property
     def is_python(self) -> bool:
         return "/" in self.test
+
+    @property
+    def sources(self) -> bytes:
+        """A Python test of this project, and what its folder has for its tests."""
+        path = ROOT / self.test.split(" ")[0]
+        if not self.is_python or not path.is_file():
+            return b""
+        files = {*path.parent.glob("*.py")} - {*path.parent.glob("test_*.py")}
+        return b"\0".join(file.read_bytes() for file in [path, *sorted(files)])
 
 
 def main() -> int:
@@ -125,10 +146,9 @@ def prepare(repo: Path, start: str) -> None:
 
 def examine(entry: Entry, parent: str, commit: str, known: dict) -> list[str]:
     """Test, outcomes on the parent, on it and of all, and the verdict; `known` when good."""
-    proof, path = Proof.of(entry), ROOT / Proof.of(entry).test.split(" ")[0]
+    proof = Proof.of(entry)
     trees = git(POINT, "rev-parse", f"{parent}^{{tree}}", f"{commit}^{{tree}}")
-    test = path.read_bytes() if proof.is_python and path.is_file() else b""
-    key = hashlib.sha256(f"{trees} {proof}".encode() + test).hexdigest()
+    key = hashlib.sha256(f"{trees} {proof}".encode() + proof.sources).hexdigest()
     if key in known:
         return known[key]
     before = own = every = "-"
@@ -181,14 +201,30 @@ def compile_point() -> bool:
 
 
 def run_all(known: dict) -> str:
-    """Every gtest of PosixStore, once for the same native code."""
+    """Every gtest of PosixStore, once for the same native code, and every module's import."""
     listed = git(POINT, "ls-tree", "-r", "HEAD").splitlines()
     native = [row for row in listed if row.endswith((".cc", ".h", "CMakeLists.txt"))]
     key = hashlib.sha256("\n".join(native).encode()).hexdigest()
     found = known.get(key) or run_gtest("UCPosix*", shards=4)
-    if found.startswith("passes"):
-        known[key] = found
-    return found
+    if not found.startswith("passes"):
+        return found
+    known[key] = found
+    modules = import_connector()
+    return f"{found}; {modules}" if modules.endswith(" modules import") else modules
+
+
+def import_connector() -> str:
+    """Import every module that the connector has here, in one process."""
+    paths = (path.relative_to(TREE) for path in (TREE / CONNECTOR).rglob("*.py"))
+    dotted = (".".join(path.with_suffix("").parts) for path in paths)
+    names = sorted(name.removesuffix(".__init__") for name in dotted)
+    names = [name for name in names if not name.endswith(".__main__")]
+    command = [PYTHON, "-c", IMPORT, *names]
+    failed, text = execute(command, 300, TREE, PYTHONPATH=str(TREE))
+    if failed:
+        begun = [row for row in text.splitlines() if row in names] or ["Python"]
+        return f"{begun[-1]} does not import"
+    return f"{len(names)} modules import"
 
 
 def run_test(proof: Proof) -> str:
@@ -237,12 +273,18 @@ def run_pytest(words: str) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         command = [PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         command += [f"--basetemp={scratch}/pytest", f"--rootdir={ROOT}"]
+        report = Path(scratch) / "report.xml"
         env = {"UCM_TREE": str(TREE), "PYTHONPATH": str(TREE)}
-        code, text = execute([*command, *shlex.split(words)], 600, where, **env)
+        command += [f"--junitxml={report}", *shlex.split(words)]
+        code, text = execute(command, 600, where, **env)
+        found = xml.parse(report).iter("failure") if report.is_file() else []
+        reasons = [failure.get("message", "") for failure in found]
     count = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed)", text)}
     passed, failed = count.get("passed", 0), count.get("failed", 0)
     if code == 0 and passed:
         return f"passes: {passed}"
+    if code == 1 and failed and all(map(ABSENT.match, reasons)):
+        return "needs what the entry adds"
     if code == 1 and failed:
         return f"fails: {failed} of {failed + passed}"
     return "hangs" if code == 137 else "cannot be imported"

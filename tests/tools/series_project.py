@@ -1,4 +1,4 @@
-"""A small project of its own per test: the real scripts, a five-file UCM, a three-entry series."""
+"""A small project of its own per test: the real scripts, a six-file UCM, a three-entry series."""
 
 import hashlib
 import os
@@ -19,6 +19,7 @@ SCRIPT = "ucm/tools/check.sh"
 AUTHOR = ("-c", "user.name=Ada Öst", "-c", "user.email=ada@example.invalid")
 
 BASE_FILES = {
+    "ucm/__init__.py": "",
     "ucm/store/ucmstore_v1.py": "class UcmKVStoreBaseV1: ...\n",
     ENGINE: "".join(f"int engine_line_{n}();\n" for n in range(40)),
     STORE: "".join(f"store_line_{n} = {n}\n" for n in range(40)),

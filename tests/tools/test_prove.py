@@ -24,6 +24,11 @@ def test_line():
     text = (Path(os.environ["UCM_TREE"]) / "{ENGINE}").read_text()
     assert "engine_line_5(int n)" in text
 """
+ABSENT = f"""
+def test_absent():
+    text = (Path(os.environ["UCM_TREE"]) / "{ENGINE}").read_text()
+    assert "engine_line_5(int n)" in text or os.line_5
+"""
 FOLDER = "ucm/store/test/case/posix"
 
 
@@ -54,6 +59,8 @@ def walk(project: Project, code: int = 0) -> list[list[str]]:
     done = project.run("prove")
     assert done.returncode == code, done.stdout + done.stderr
     rows = [row.split(" | ") for row in done.stdout.splitlines() if " | " in row]
+    # The base's connector is one module.
+    rows = [[cell.removesuffix("; 1 modules import") for cell in row] for row in rows]
     return [[row[0][:4], *row[2:]] for row in rows]
 
 
@@ -178,6 +185,79 @@ def test_a_gtest_is_not_added_for_pytest(project: Project, ucm: Path):
     entry(ucm, 5, "tests/test_line.py", case=text)
     refresh(project, ucm)
     assert walk(project) == [["0001", "fails: 1 of 1", "passes: 1", "passes: 1", "ok"]]
+
+
+@pytest.mark.parametrize(
+    "line, fails",
+    [
+        ("import line_5_not_there", False),
+        ("from os import line_5", False),
+        ("os.line_5", False),
+        ("os.getenv('a', line=5)", False),
+        ("raise TypeError('5 is no line')", True),
+        ("raise ValueError('AttributeError')", True),
+        ("raise AssertionError('no line 5')", True),
+    ],
+)
+def test_what_python_lacks_before_the_entry(project, ucm, line: str, fails: bool):
+    """A name or argument that is not there yet is Python's compile failure."""
+    text = PYTEST.replace(
+        "    assert", f"    if not 'line_5(int n)' in text:\n        {line}\n    assert"
+    )
+    write(project.root, "tests/test_line.py", text)
+    entry(ucm, 5, "tests/test_line.py", case=case(5))
+    refresh(project, ucm)
+    row = walk(project, code=0 if fails else 1)[0]
+    outcome = (
+        ["fails: 1 of 1", "ok"]
+        if fails
+        else ["needs what the entry adds", "PROVES NOTHING"]
+    )
+    assert [row[1], row[-1]] == outcome
+
+
+def test_one_real_failure_among_absent_names(project: Project, ucm: Path):
+    write(project.root, "tests/test_line.py", PYTEST + ABSENT)
+    entry(ucm, 5, "tests/test_line.py", case=case(5))
+    refresh(project, ucm)
+    assert walk(project)[0][1:3] == ["fails: 2 of 2", "passes: 2"]
+
+
+def test_helpers_of_a_python_test_are_part_of_it(project: Project, ucm: Path):
+    """Another conftest.py or helper is another test; the test files beside it are not."""
+    write(project.root, "tests/test_line.py", PYTEST)
+    entry(ucm, 5, "tests/test_line.py", case=case(5))
+    refresh(project, ucm)
+    walk(project)
+    first = builds(project)
+    write(project.root, "tests/test_other.py", "")
+    walk(project)
+    assert builds(project) == first
+    for count, name in enumerate(("conftest.py", "kit.py"), 1):
+        write(project.root, f"tests/{name}", "MORE = 1\n")
+        walk(project)
+        assert builds(project) == first + 2 * count
+
+
+def test_every_module_of_the_connector_imports(project: Project, ucm: Path):
+    """At each point; a script is run by nobody, and what breaks is named."""
+    folder = "ucm/integration/sglang"
+    write(ucm, f"{folder}/tool/__init__.py", LICENCE)
+    write(ucm, f"{folder}/tool/__main__.py", LICENCE + "raise SystemExit(1)\n")
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    write(
+        ucm, f"{folder}/early.py", LICENCE + "from ucm.integration.sglang import late\n"
+    )
+    entry(ucm, 15, "UCPosix15Test", case=case(15))
+    write(ucm, f"{folder}/late.py", LICENCE)
+    entry(ucm, 25, "UCPosix25Test", case=case(25))
+    refresh(project, ucm)
+    rows = walk(project, code=1)
+    assert [row[3:] for row in rows] == [
+        ["passes: 1; 2 modules import", "ok"],
+        ["ucm.integration.sglang.early does not import", "NOT GOOD at its point"],
+        ["passes: 3; 4 modules import", "ok"],
+    ]
 
 
 def test_pytest_that_cannot_be_imported_is_no_proof(project: Project, ucm: Path):

@@ -103,6 +103,7 @@ def test_list_gap_in_the_numbers(project: Project):
         ("Topic: posix-store\n", "", "trailer Topic is there 0 times"),
         ("Forwarded: no\n", "", "trailer Forwarded is there 0 times"),
         ("Proof: UCPosixShortTest\n", "", "a [Bugfix] without a trailer Proof"),
+        ("Proof: UCP", "Proof: new-api UCP", "a [Bugfix] with 'Proof: new-api'"),
         ("Drop-When: UCM has it\n", "", "trailer Drop-When is there 0 times"),
         ("Forwarded: no\n", "Forwarded: no\nForwarded: no\n", "there 2 times"),
     ],
