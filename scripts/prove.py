@@ -74,12 +74,17 @@ class Proof:
 
     @property
     def sources(self) -> bytes:
-        """A Python test of this project, and what its folder has for its tests."""
+        """A Python test of this project, and the files of its folder that it may use."""
         path = ROOT / self.test.split(" ")[0]
         if not self.is_python or not path.is_file():
             return b""
-        files = {*path.parent.glob("*.py")} - {*path.parent.glob("test_*.py")}
-        return b"\0".join(file.read_bytes() for file in [path, *sorted(files)])
+        text = path.read_text()
+        used = [
+            file
+            for file in sorted(path.parent.glob("*.py"))
+            if not file.name.startswith("test_") or file.stem in text
+        ]
+        return b"\0".join(file.read_bytes() for file in [path, *used])
 
 
 def main() -> int:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ucm.integration.sglang import hit_policy
-from ucm.integration.sglang.sglang_release import hit_result
 
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 MAX_PAGES = 6
@@ -175,6 +174,8 @@ def test_kv_only(attached):
 def test_results_of_older_releases():
     """A release whose result has no list of lengths gets the two fields it has."""
     from dataclasses import dataclass
+
+    from ucm.integration.sglang.sglang_release import hit_result
 
     @dataclass
     class Old:

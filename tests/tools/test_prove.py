@@ -224,8 +224,9 @@ def test_one_real_failure_among_absent_names(project: Project, ucm: Path):
 
 
 def test_helpers_of_a_python_test_are_part_of_it(project: Project, ucm: Path):
-    """Another conftest.py or helper is another test; the test files beside it are not."""
-    write(project.root, "tests/test_line.py", PYTEST)
+    """Another conftest.py or helper is another test; a test file beside it that it does
+    not name is not."""
+    write(project.root, "tests/test_line.py", PYTEST + "# test_named\n")
     entry(ucm, 5, "tests/test_line.py", case=case(5))
     refresh(project, ucm)
     walk(project)
@@ -233,7 +234,7 @@ def test_helpers_of_a_python_test_are_part_of_it(project: Project, ucm: Path):
     write(project.root, "tests/test_other.py", "")
     walk(project)
     assert builds(project) == first
-    for count, name in enumerate(("conftest.py", "kit.py"), 1):
+    for count, name in enumerate(("conftest.py", "kit.py", "test_named.py"), 1):
         write(project.root, f"tests/{name}", "MORE = 1\n")
         walk(project)
         assert builds(project) == first + 2 * count
