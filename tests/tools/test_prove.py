@@ -106,6 +106,15 @@ def test_what_is_no_proof(project: Project, ucm: Path):
     ]
 
 
+@pytest.mark.parametrize("kind, end", [("Opt", "ok"), ("Feat", "PROVES NOTHING")])
+def test_what_gets_faster_may_do_as_before(project, ucm, kind: str, end: str):
+    text = case(5, line=4).replace("(int n)", "()")
+    entry(ucm, 5, "UCPosix5Test", kind=kind, case=text)
+    refresh(project, ucm)
+    rows = walk(project, code=int(end != "ok"))
+    assert rows == [["0001", "passes: 1", "passes: 1", "passes: 1", end]]
+
+
 def test_new_api_is_marked_and_not_counted(project: Project, ucm: Path):
     text = case(10) + f"\n// NEEDS {ENGINE} line_10(int n)"
     entry(ucm, 10, "new-api UCPosix10Test", case=text)
