@@ -8,7 +8,7 @@ rebase. The checkout, patches/, ucm_overlay/ and UPSTREAM change at the end, or 
 import argparse
 import json
 import re
-import tempfile
+import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +17,12 @@ import _checkout as checkout
 import refresh
 from _commits import export, patch_ids, series_on_base, touched
 from _git import GitError, git, git_bytes, git_ok, lines
-from _pin import BUILD, Pin, base_repository, fetch_base, read_pin, write_pin
+from _pin import BUILD, ROOT, Pin, base_repository, fetch_base, read_pin, write_pin
 from _report import Refusal, run
-from _series import OVERLAY, Entry, overlay_owners, read_series
+from _series import OVERLAY, Entry, overlay_owners, read_header, read_series
 
 TREE = BUILD / "rebase"
+RESULT = ROOT / ".rebase"  # beside patches/, which it is to replace
 RANGE_DIFF = BUILD / "range-diff.txt"
 BRANCH = "hicache-v2"
 
@@ -30,7 +31,8 @@ BRANCH = "hicache-v2"
 class State:
     """An open rebase: `root..old` is the series on its pinned base, `head` the last commit made.
 
-    `rows` tells how each entry so far ended; `stopped` is true at a conflict.
+    `rows` tells how each entry so far ended; `stopped` is true at a conflict. `taken` are
+    the topics that upstream has whole. `tip` is the result, once things move to it.
     """
 
     ucm: str
@@ -40,10 +42,17 @@ class State:
     head: str
     rows: list[str] = field(default_factory=list)
     stopped: bool = False
+    taken: list[str] | None = None
+    tip: str = ""
 
     @staticmethod
     def path() -> Path:
         return Path(git(TREE, "rev-parse", "--absolute-git-dir")) / "ucm-hicache.json"
+
+    @staticmethod
+    def read() -> "State | None":
+        there = (TREE / ".git").is_file() and State.path().is_file()
+        return State(**json.loads(State.path().read_text())) if there else None
 
     @property
     def commits(self) -> list[str]:
@@ -67,15 +76,18 @@ def main() -> int:
     options = parser.parse_args()
     if options.abort:
         return abort()
-    entries = read_series()
     if options.go_on:
-        return pick_rest(go_on(entries), entries)
-    repo = checkout.find_checkout(options.ucm)
+        state = read_state()
+        if state.tip:  # patches/ may be on its way
+            return finish(state)
+        entries = read_series()
+        return pick_rest(go_on(state, entries), entries)
+    refuse_open()
+    entries, repo = read_series(), checkout.find_checkout(options.ucm)
     return pick_rest(begin(repo, options.to, entries), entries)
 
 
-def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
-    """Refuse what cannot work, then make the worktree at `to`."""
+def refuse_open() -> None:
     if TREE.exists():
         raise Refusal(
             "a rebase is open already",
@@ -84,6 +96,10 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
             next="make rebase-continue, or make rebase-abort",
             code=3,
         )
+
+
+def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
+    """Refuse what cannot work, then make the worktree at `to`."""
     start = checkout.find_commit(repo, to)
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
@@ -191,9 +207,12 @@ def report_overlay(repo: Path, start: str, entries: list[Entry]) -> None:
 
 def pick_rest(state: State, entries: list[Entry]) -> int:
     """Put what is left of the old commits onto HEAD, one by one, up to a conflict."""
-    commits = state.commits
+    commits, topics = state.commits, [topic_of(entry) for entry in entries]
+    if state.taken is None:
+        find_taken(state, commits, topics)
     for number in range(len(state.rows), len(commits)):
-        how = pick(state, commits[number])
+        taken = topics[number] in state.taken
+        how = "dropped" if taken else pick(state, commits[number])
         if not how:
             state.stopped = True
             state.save()
@@ -201,6 +220,42 @@ def pick_rest(state: State, entries: list[Entry]) -> int:
             return 3
         add_row(state, entries[number], how)
     return finish(state)
+
+
+def topic_of(entry: Entry) -> str:
+    return read_header(entry.path.read_bytes()).trailers.get("Topic", ["?"])[0]
+
+
+def find_taken(state: State, commits: list[str], topics: list[str]) -> None:
+    """Topics that upstream has whole: it makes one commit of a pull request.
+
+    Entry by entry such a topic would conflict wherever two of its entries change a line.
+    """
+    taken: list[str] = []
+    for topic in dict.fromkeys(topics):
+        chosen = zip(commits, topics, strict=True)
+        own = [commit for commit, name in chosen if name in (*taken, topic)]
+        if has_all(state, own):
+            taken.append(topic)
+            print(f"topic     {topic}: upstream has all of it")
+    state.taken = taken
+    state.save()
+
+
+def has_all(state: State, commits: list[str]) -> bool:
+    """Whether these commits, as one, leave nothing to do on `start`. HEAD ends there."""
+    try:
+        git(TREE, "reset", "--quiet", "--hard", state.root)
+        for commit in commits:
+            git(TREE, "cherry-pick", "--keep-redundant-commits", commit)
+        one = ("commit-tree", "HEAD^{tree}", "-p", state.root, "-m", "a topic")
+        whole = git(TREE, *one)
+        git(TREE, "reset", "--quiet", "--hard", state.start)
+        return pick(state, whole) == "dropped"
+    except GitError:  # they do not apply alone
+        return False
+    finally:
+        git(TREE, "reset", "--quiet", "--hard", state.start)
 
 
 def add_row(state: State, entry: Entry, how: str) -> None:
@@ -272,9 +327,8 @@ def report_conflict(state: State, entry: Entry, place: str) -> None:
     print("  make rebase-continue            (or give up: make rebase-abort)")
 
 
-def go_on(entries: list[Entry]) -> State:
+def go_on(state: State, entries: list[Entry]) -> State:
     """Take the solved conflict over; after an interruption, start the entry again."""
-    state = read_state()
     if series_on_base(Path(state.ucm), entries) != (state.root, state.old):
         raise Refusal(
             "patches/ or ucm_overlay/ changed while the rebase was open",
@@ -302,7 +356,8 @@ def go_on(entries: list[Entry]) -> State:
 
 
 def read_state() -> State:
-    if not (TREE.exists() and State.path().is_file()):
+    state = State.read()
+    if not state:
         raise Refusal(
             "no rebase is open",
             expected=f"the worktree {TREE}",
@@ -310,7 +365,7 @@ def read_state() -> State:
             next="make rebase-abort" if TREE.exists() else "make rebase UCM=DIR TO=REF",
             code=2,
         )
-    return State(**json.loads(State.path().read_text()))
+    return state
 
 
 def refuse_unsolved() -> None:
@@ -333,29 +388,40 @@ def refuse_unsolved() -> None:
 
 
 def finish(state: State) -> int:
-    """Series, pin and checkout move together."""
+    """Make all of the result, then move to it; after an interruption, both once more."""
     repo, start = Path(state.ucm), state.start
     checkout.refuse_unfinished(repo)
-    checkout.refuse_edited(repo)
+    if not state.tip:  # later the difference may be what was moved already
+        checkout.refuse_edited(repo)
     exported, _ = export(TREE, start, "HEAD")
     refresh.refuse_strangers(exported)
-    with tempfile.TemporaryDirectory(dir=BUILD.parent, prefix=".rebase-") as scratch:
-        refresh.write(TREE, exported, Path(scratch))
-        tip = refresh.apply_again(TREE, start, exported, Path(scratch))
-        fetch_base(str(repo), start)
-        span = (f"{state.root}..{state.old}", f"{start}..{tip}")
-        compare = ("range-diff", "--no-color", "--creation-factor=95")
-        RANGE_DIFF.write_bytes(git_bytes(repo, *compare, *span))
-        where, pin = move_checkout(repo, start, tip), read_pin()
-        told = git(repo, "describe", "--tags", "--always", start)
-        write_pin(Pin(start, package=pin.package, version=told, url=pin.url))
-        refresh.swap(Path(scratch))
-    git(repo, "worktree", "remove", "--force", str(TREE))
+    shutil.rmtree(RESULT, ignore_errors=True)
+    RESULT.mkdir()
+    refresh.write(TREE, exported, RESULT)
+    tip = refresh.apply_again(TREE, start, exported, RESULT)
+    fetch_base(str(repo), start)
+    span = (f"{state.root}..{state.old}", f"{start}..{tip}")
+    compare = ("range-diff", "--no-color", "--creation-factor=95")
+    RANGE_DIFF.write_bytes(git_bytes(repo, *compare, *span))
+    state.tip = tip
+    state.save()
+    where = move(state)
     print(git(repo, *compare, "--no-patch", *span))
     counts = ", ".join(f"{n} {how}" for how, n in Counter(state.rows).items())
     print(f"entries   {counts}\nrange-diff in full: {RANGE_DIFF}")
     print(f"pin       {checkout.describe_base()} in UPSTREAM\ntip       {where}")
     return 0
+
+
+def move(state: State) -> str:
+    """Checkout, series and pin go to the result. Each step may be done already."""
+    repo, pin = Path(state.ucm), read_pin()
+    told = git(repo, "describe", "--tags", "--always", state.start)
+    where = move_checkout(repo, state.start, state.tip)
+    refresh.swap(RESULT)
+    write_pin(Pin(state.start, package=pin.package, version=told, url=pin.url))
+    remove_worktree()
+    return where
 
 
 def move_checkout(repo: Path, start: str, tip: str) -> str:
@@ -373,14 +439,32 @@ def move_checkout(repo: Path, start: str, tip: str) -> str:
     )
 
 
+def remove_worktree() -> None:
+    """Whatever is left of it; git's record of a half one goes with the next rebase."""
+    if (TREE / ".git").is_file():
+        ask = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+        common = Path(git(TREE, *ask))
+        git(common, "worktree", "remove", "--force", "--force", str(TREE))
+    shutil.rmtree(TREE, ignore_errors=True)
+    shutil.rmtree(RESULT, ignore_errors=True)
+
+
 def abort() -> int:
-    """Remove the worktree, whatever is left of it."""
+    """Give up what is before its end."""
     if not TREE.exists():
         print("no rebase is open: nothing to do\nnext: make rebase UCM=DIR TO=REF")
         return 0
-    common = Path(git(TREE, "rev-parse", "--path-format=absolute", "--git-common-dir"))
-    git(common, "worktree", "remove", "--force", "--force", str(TREE))
-    print(f"removed {TREE}; nothing else had changed\nnext: make rebase UCM=DIR TO=REF")
+    state = State.read()
+    if state and state.tip:
+        raise Refusal(
+            "the rebase is at its end",
+            expected="an entry that is still to come",
+            found=f"{state.ucm}, patches/, ucm_overlay/ or UPSTREAM moved already",
+            next="make rebase-continue; docs/rebasing.md tells how to take it back then",
+        )
+    remove_worktree()
+    told = "nothing else had changed" if state else "it was a part of one"
+    print(f"removed {TREE}; {told}\nnext: make rebase UCM=DIR TO=REF")
     return 0
 
 

@@ -358,17 +358,18 @@ def test_series_that_changed_meanwhile(project: Project, ucm: Path):
     refused(project.run("rebase", "--continue"), "changed while the rebase was open")
 
 
-KILLS = {
-    "worktree": 3,
-    "cherry-pick": 2,
-    "format-patch": 2,
-    "fetch": 2,
-    "range-diff": 1,
-}
+KILLS = [
+    ("worktree", 3),
+    ("cherry-pick", 2),  # while it looks for topics that upstream has
+    ("cherry-pick", 7),
+    ("format-patch", 2),
+    ("fetch", 2),
+    ("range-diff", 1),
+]
 
 
-@pytest.mark.parametrize("when", KILLS)
-def test_killed_in_the_middle(project: Project, ucm: Path, when: str):
+@pytest.mark.parametrize("when, count", KILLS)
+def test_killed_in_the_middle(project: Project, ucm: Path, when: str, count: int):
     """Whatever git command it dies in: it goes on, or is given up; never half a result."""
     write(ucm, "setup.py", "print('newer')\n")
     upstream(ucm)
@@ -378,7 +379,7 @@ def test_killed_in_the_middle(project: Project, ucm: Path, when: str):
         trap,
         "git",
         f"#!/bin/sh\necho $1 >> {trap}/seen\n"
-        f'[ "$(grep -c ^{when}\\$ {trap}/seen)" = {KILLS[when]} ] && [ $1 = {when} ] && '
+        f'[ "$(grep -c ^{when}\\$ {trap}/seen)" = {count} ] && [ $1 = {when} ] && '
         f"kill -9 $PPID\nexec {shutil.which('git')} \"$@\"\n",
         0o755,
     )
@@ -396,6 +397,86 @@ def test_killed_in_the_middle(project: Project, ucm: Path, when: str):
         out = project.ok("rebase", "--ucm", ucm, "--to", "HEAD")
     assert "entries   3 clean" in out
     assert "0 findings" in project.ok("verify")
+
+
+# It dies before one of the steps that change something: a rename, or one of these of git.
+DYING = """import os, signal, sys
+import rebase
+from _report import run
+
+GIT = {"branch", "update-ref", "read-tree", "worktree"}
+move, left = rebase.move, [int(sys.argv.pop(1))]
+
+def count(event, args):
+    if event == "os.rename" or event == "subprocess.Popen" and args[1][1] in GIT:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(state):
+    sys.addaudithook(count)
+    where, left[0] = move(state), 0
+    return where
+
+rebase.move = dying
+run("rebase", rebase.main)
+"""
+
+
+def result(project: Project, ucm: Path) -> dict:
+    """All that a rebase changes."""
+    parts = {**snapshot(ucm, times=False), **project.series()}
+    parts.pop("reflog"), parts.pop("index")
+    parts["staged"] = git(ucm, "ls-files", "--stage")
+    parts["pin"] = (project.root / "UPSTREAM").read_text()
+    parts["left"] = git(project.root, "status", "--porcelain", "--ignored")
+    return parts
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_killed_while_the_result_moves(project: Project, applied: bool):
+    """At each step: no second rebase and no abort, but rebase-continue ends it all."""
+    write(project.root, "scripts/dying.py", DYING)
+    ucm = project.applied() if applied else project.clone()
+    git(ucm, "branch", "theirs", "HEAD~3" if applied else "HEAD")
+    git(ucm, "worktree", "add", "-q", str(ucm.parent / "side"), "theirs")
+    write(ucm.parent / "side", "setup.py", "print('newer')\n")
+    upstream(ucm.parent / "side")
+    git(ucm, "worktree", "remove", str(ucm.parent / "side"))
+    kept = project.root.parent / "kept"
+    kept.mkdir()
+    for place in (project.root, ucm):
+        shutil.copytree(place, kept / place.name, symlinks=True)
+    args = ("--ucm", ucm, "--to", "theirs")
+    project.ok("rebase", *args)
+    wanted = result(project, ucm)
+    for step in range(1, 99):
+        for place in (project.root, ucm):
+            shutil.rmtree(place)
+            shutil.copytree(kept / place.name, place, symlinks=True)
+        done = project.run("dying", step, *args)
+        if done.returncode == 0:
+            break
+        assert done.returncode == -9, done.stdout + done.stderr
+        if applied:
+            done = project.run("rebase", "--abort")
+            refused(done, "at its end", "make rebase-continue")
+            refused(project.run("rebase", *args), "open already", code=3)
+        project.ok("rebase", "--continue")
+        assert result(project, ucm) == wanted, step
+    assert step > 8
+    assert "0 findings" in project.ok("verify")
+
+
+@pytest.mark.parametrize("gone", [".git", "README.md"])
+def test_a_worktree_that_is_half_gone(project: Project, ucm: Path, gone: str):
+    """git may die while it makes or removes it."""
+    tree = in_conflict(project, ucm)
+    (tree / gone).unlink()
+    if gone == ".git":
+        refused(project.run("rebase", "--continue"), "a part of one", "rebase-abort")
+    assert f"removed {tree}" in project.ok("rebase", "--abort")
+    assert project.run("rebase", "--ucm", ucm, "--to", "HEAD").returncode == 3
 
 
 # ---- bad input: one block, nothing changed ----
