@@ -319,9 +319,10 @@ def report_conflict(state: State, entry: Entry, place: str) -> None:
         print(f"            upstream last: {git(TREE, *log) or 'never had it'}")
     print(f"Nothing was changed in {state.ucm}, patches/ or ucm_overlay/.")
     print(
-        "next: edit these files in the worktree; leave upstream's side where it has the"
+        "next: edit these files in the worktree. Where upstream has the same already,"
     )
-    print("      same already, and an entry of which nothing is left is dropped. Then:")
+    print(f"      git -C {TREE} checkout HEAD -- <file>")
+    print("      keeps its side; an entry of which nothing is left is dropped. Then:")
     print(f"  git -C {TREE} diff")
     print(f"  git -C {TREE} add --all")
     print("  make rebase-continue            (or give up: make rebase-abort)")

@@ -47,7 +47,12 @@ def test_calls_after_close_answer_misses(site):
         assert store.batch_exists(names) == 0 and store.exists(names[0]) is False
         hit = store.batch_exists_v2(names, [kit.query(SWA)])
         assert (hit.kv_hit_pages, hit.restorable_prefix_pages) == (0, [])
-        assert store.get_stats().prefetch_pgs == []
+
+
+def test_no_samples_once_closed(site):
+    store = site.attach(kit.logical(), pools())
+    store.close()
+    assert store.get_stats().prefetch_pgs == []
 
 
 def test_a_pool_that_comes_after_close_opens_nothing(site):

@@ -183,8 +183,23 @@ def run(script, timeout=120):
     return done.stdout
 
 
-def test_ucm_metrics_and_a_process_with_metrics_ends(tmp_path):
-    """The counters of the file, and only those; the exporter's thread lets the process go."""
+LOGGER = """
+    import os, sys, tempfile
+    sys.path.insert(0, {tree!r})
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp()
+    from ucm.observability import PrometheusStatsLogger
+    print(PrometheusStatsLogger("org/model", 0, {yaml!r}).is_running)
+"""
+
+
+def test_a_process_with_metrics_ends(tmp_path):
+    """UCM's own thread that updates them lets the process go."""
+    tree = os.environ.get("UCM_TREE") or str(kit_tree())
+    assert run(LOGGER.format(tree=tree, yaml=str(tmp_path / "none"))) == "True\n"
+
+
+def test_ucm_metrics(tmp_path):
+    """The counters of the file, and only those."""
     yaml = tmp_path / "metrics.yaml"
     yaml.write_text(
         "log_interval: 60\n"

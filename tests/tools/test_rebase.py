@@ -18,6 +18,7 @@ from series_project import (
     SCRIPT,
     STORE,
     Project,
+    commit,
     commit_plain,
     git,
     refused,
@@ -126,6 +127,78 @@ def test_b_merged_verbatim_and_reverted(project: Project, ucm: Path):
     upstream(ucm, "took it")
     git(ucm, "revert", "--no-edit", "HEAD")
     rebased(project, ucm, "clean", "clean", "clean")
+
+
+HICACHE = (STORE, "README.md", KEYS, SCRIPT)
+
+
+@pytest.fixture
+def squashed(project: Project) -> Path:
+    """A topic of three entries, two of which change one line, is one commit of upstream's."""
+    ucm = project.applied()
+    replace(ucm, STORE, "store_line_10 = 'keys'", "store_line_10 = 'more keys'")
+    commit(ucm, "[Feat] Use more keys")
+    project.ok("refresh", "--ucm", ucm)
+    git(ucm, "switch", "-q", "-c", "theirs", "HEAD~4")
+    git(ucm, "checkout", "main", "--", *HICACHE)
+    upstream(ucm, "Keys for every pool (#7)")
+    return ucm
+
+
+def test_b_a_topic_was_merged_as_one_commit(project: Project, squashed: Path):
+    """As UCM merges pull requests; entry by entry it would conflict in line 10."""
+    out = rebased(project, squashed, "clean", "dropped", "dropped", "dropped")
+    assert "topic     hicache-v2: upstream has all of it" in out
+    assert [path.name[:4] for path in project.patches.glob("*.patch")] == ["0001"]
+
+
+def test_b_a_topic_was_merged_and_changed_since(project: Project, squashed: Path):
+    replace(squashed, STORE, "'more keys'", "'their keys'")
+    upstream(squashed, "went on")
+    rebased(project, squashed, "clean", "dropped", "dropped", "dropped")
+
+
+def test_b_two_topics_were_merged_one_on_the_other(project: Project, squashed: Path):
+    """The second does not apply without the first."""
+    git(squashed, "switch", "-q", "main")
+    replace(squashed, ENGINE, OURS, "int engine_line_20(long n);")
+    commit(squashed, "[Feat] Count keys in the engine")
+    replace(squashed, "setup.py", "setup", "ours")
+    commit(squashed, "[Opt] Set up faster", "other")
+    project.ok("refresh", "--ucm", squashed)
+    git(squashed, "switch", "-q", "theirs")
+    git(squashed, "reset", "-q", "--hard", "HEAD~1")
+    git(squashed, "checkout", "main~5", "--", ENGINE, CASE)
+    upstream(squashed, "Check counts (#6)")
+    git(squashed, "checkout", "main~1", "--", ENGINE, *HICACHE)
+    upstream(squashed, "Keys for every pool (#7)")
+    out = rebased(project, squashed, *["dropped"] * 5, "clean")
+    assert out.count("upstream has all of it") == 2
+
+
+def test_b_a_part_of_a_topic_was_merged(project: Project, squashed: Path):
+    """What upstream lacks of it is not lost."""
+    git(squashed, "rm", "-q", SCRIPT)
+    git(squashed, "commit", "-q", "--amend", "--no-edit")
+    done = project.run("rebase", "--ucm", squashed, "--to", "HEAD")
+    assert done.returncode == 3 and "upstream has all" not in done.stdout
+    project.ok("rebase", "--abort")
+
+
+def test_c_a_topic_was_merged_as_one_commit_with_edits(project, squashed: Path):
+    """Each entry that conflicts takes upstream's side; nothing of the topic is left."""
+    replace(squashed, STORE, "'more keys'", "'their keys'")
+    git(squashed, "commit", "-q", "-a", "--amend", "--no-edit")
+    done = project.run("rebase", "--ucm", squashed, "--to", "HEAD")
+    tree = project.root / "build" / "rebase"
+    for place in ("(3 of 4)", "(4 of 4)"):
+        assert place in done.stdout and "Keys for every pool (#7)" in done.stdout
+        assert f"git -C {tree} checkout HEAD -- <file>" in done.stdout
+        git(tree, "checkout", "HEAD", "--", STORE)
+        git(tree, "add", "--all")
+        if place == "(3 of 4)":
+            done = project.run("rebase", "--continue")
+    rebased(project, squashed, "clean", *["dropped"] * 3, go_on=True)
 
 
 @pytest.mark.parametrize("tests_too", [False, True])
