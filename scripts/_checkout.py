@@ -122,6 +122,24 @@ def refuse_edited(repo: Path) -> None:
         )
 
 
+def refuse_branch(repo: Path, branch: str, mark: str, again: str) -> None:
+    """A result becomes a branch of its own: the name must be free, or ours as `mark` tells."""
+    there = ref(repo, f"refs/heads/{branch}")
+    rows = git(repo, "worktree", "list", "--porcelain").split("\n")
+    found = None
+    if there and there != ref(repo, mark):
+        found = f"a branch of that name at {there[:12]}, made by somebody else"
+    elif there and f"branch refs/heads/{branch}" in rows:
+        found = "it is checked out"
+    if found:
+        raise Refusal(
+            f"the result would be the branch {branch} of {repo}",
+            expected="no such branch, or that of an earlier run, not checked out",
+            found=found,
+            next=f"git -C {repo} branch --move {branch} <another name>, then {again}",
+        )
+
+
 def applied(repo: Path) -> tuple[str, str] | None:
     """(base, tip) when the current branch holds an applied series, else None."""
     base, tip = ref(repo, BASE_REF), ref(repo, TIP_REF)

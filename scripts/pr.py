@@ -22,6 +22,8 @@ from _series import SUBJECT, Entry, Header, read_header, read_series
 from prove import POINT, Proof
 
 TOPICS, OUT, LINT = ROOT / "docs" / "topics.ini", ROOT / "out", BUILD / "lint" / "bin"
+MARKS = "refs/worktree/ucm-hicache/pr"  # the branches that we made
+BEHAVIOUR = re.compile(r"\[(Feat|Bugfix|Opt)\]")
 LARGE = 400  # changed lines
 # UCM's list
 SPELL = "CANN,cann,NNAL,nnal,ASCEND,ascend,EnQue,CopyIn"  # codespell:ignore
@@ -70,6 +72,13 @@ class Part:
         return Proof.of(self.entry)
 
     @property
+    def tests(self) -> bool:
+        """Whether it names its test, or brings one to UCM."""
+        named = ("diff-tree", "-r", "-z", "--name-only", "--no-commit-id", self.commit)
+        own = [p for p in lines(POINT, *named) if p.startswith(prove.TESTS)]
+        return bool(self.proof.test or own)
+
+    @property
     def phrase(self) -> str:
         return self.header.subject.rsplit("] ", 1)[-1]
 
@@ -91,6 +100,9 @@ def main() -> int:
     parts = series(repo)
     refuse_unknown(options.topic, topics.sections(), {part.topic for part in parts})
     topic, start = topics[options.topic], starting_point(repo, options.to)
+    branch, mark = f"pr-{options.topic}", f"{MARKS}/{options.topic}"
+    if not options.dry_run:
+        checkout.refuse_branch(repo, branch, mark, "make pr")
     needs = [n for n in topic["needs"].split() if any(n == p.topic for p in parts)]
     own = [part for part in parts if part.topic == options.topic]
     prove.prepare(repo, start)
@@ -102,7 +114,7 @@ def main() -> int:
     tip = git(POINT, "rev-parse", "HEAD")
     tests, outcome = run_tests(own)
     findings = [*lint(below), *contents(below, own), outcome]
-    title, issue, branch = topic["title"], options.issue, f"pr-{options.topic}"
+    title, issue = topic["title"], options.issue
     findings.append(finding(not SUBJECT.match(title), "title", title))
     findings.append(finding(not issue, "issue", issue or "ISSUE=URL names it", "warn"))
     text = body(topic, [topics[name]["title"] for name in needs], own, tests, issue)
@@ -116,6 +128,7 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
     git(repo, "branch", "--force", branch, tip)
+    git(repo, "update-ref", mark, tip)
     print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
     if ready:
         print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
@@ -227,15 +240,15 @@ def contents(below: str, own: list[Part]) -> list[str]:
     flows = [path for path in paths if path.startswith(".github/workflows")]
     sources = [path for path in added if path.endswith((".py", ".cc", ".h"))]
     bare = [p for p in sources if b"MIT License" not in (POINT / p).read_bytes()[:200]]
-    without = [part for part in own if not part.proof.test]
-    mute = [p.entry.patch for p in without if "[Bugfix]" in p.header.subject]
+    acting = [part for part in own if BEHAVIOUR.search(part.header.subject)]
+    mute = [part.entry.patch for part in acting if not part.tests]
     loose = {p.proof.test.split()[0] for p in own if p.proof.is_python} - {*paths}
     size = git(POINT, "diff", "--shortstat", *span).strip()
     changed = sum(int(n) for n in re.findall(r"(\d+) (?:insertion|deletion)", size))
     return [
         finding(flows, "workflows", ", ".join(flows) or "untouched"),
         finding(bare, "licence", ", ".join(bare) or "in each new file"),
-        finding(mute, "a test named", ", ".join(mute) or "by each fix"),
+        finding(mute, "a test named", ", ".join(mute) or "by each change"),
         finding(loose, "tests that stay here", ", ".join(loose) or "none", "warn"),
         finding(changed > LARGE, "size", size, "warn"),
     ]

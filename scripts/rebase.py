@@ -104,7 +104,8 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
     refuse_target(repo, start, entries)
-    refuse_branch(repo)
+    if not checkout.applied(repo):  # else the applied series moves
+        checkout.refuse_branch(repo, BRANCH, checkout.TIP_REF, "make rebase")
     root, old = series_on_base(repo, entries)
     git(repo, "worktree", "prune")
     try:
@@ -137,26 +138,6 @@ def refuse_target(repo: Path, start: str, entries: list[Entry]) -> None:
             found=found,
             next=f"make rebase UCM={repo} TO=<a later commit>",
             code=2,
-        )
-
-
-def refuse_branch(repo: Path) -> None:
-    """Where no applied series can move, the result becomes BRANCH: it must be free, or ours."""
-    name = f"refs/heads/{BRANCH}"
-    there = checkout.ref(repo, name)
-    if checkout.applied(repo) or not there:
-        return
-    found = None
-    if there != checkout.ref(repo, checkout.TIP_REF):
-        found = f"a branch of that name at {there[:12]}, made by somebody else"
-    elif f"branch {name}" in git(repo, "worktree", "list", "--porcelain").split("\n"):
-        found = "it is checked out"
-    if found:
-        raise Refusal(
-            f"the result would be the branch {BRANCH} of {repo}",
-            expected="no such branch, or that of an earlier rebase, not checked out",
-            found=found,
-            next=f"git -C {repo} branch --move {BRANCH} <another name>, then make rebase",
         )
 
 

@@ -215,6 +215,48 @@ def test_an_entry_without_a_test(project: Project, ucm: Path):
     assert "FAIL  a test named: 0004-count-without-a-test.patch" in out
 
 
+@pytest.mark.parametrize(
+    "kind, gtest, bad",
+    [("Feat", False, True), ("Feat", True, False), ("Doc", False, False)],
+)
+def test_behaviour_without_a_test(project, ucm: Path, kind: str, gtest: bool, bad):
+    """A gtest among the entry's own files will do; what only tells or tests needs none."""
+    replace(ucm, ENGINE, "engine_line_35()", "engine_line_35(int n)")
+    if gtest:
+        line = f"// TEST UCPosixB.B {ENGINE} engine_line_35(int n\n"
+        write(ucm, GTEST.replace("short", "b"), CC_LICENCE + line)
+    git(ucm, "add", "-A")
+    text = message(f"[{kind}] Count more", "engine", None)
+    git(ucm, "commit", "-q", "-F", "-", text=text)
+    out = make_pr(project, ucm, "engine", "--dry-run", code=int(bad))
+    word = (
+        "FAIL  a test named: 0004-count-more.patch" if bad else "ok    a test named: "
+    )
+    assert word in out
+
+
+@pytest.mark.parametrize("how", ["theirs", "checked out", "ours"])
+def test_the_branch_is_taken(project: Project, ucm: Path, how: str):
+    clone = project.root.parent / "clone"
+    if how != "theirs":
+        make_pr(project, ucm, "engine")
+    else:
+        git(project.root.parent, "clone", "-q", str(project.base), str(clone))
+        git(clone, "branch", "pr-engine")
+    if how == "checked out":
+        git(clone, "switch", "-q", "pr-engine")
+    if how == "ours":
+        make_pr(project, ucm, "engine")
+        return
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    before = snapshot(clone)
+    found = "it is checked out" if how == "checked out" else "made by somebody else"
+    done = project.run("pr", "--ucm", clone, "--topic", "engine")
+    refused(done, found, "branch --move pr-engine", "then make pr")
+    assert snapshot(clone) == before
+
+
 def test_a_large_one_is_warned_about(project: Project, ucm: Path):
     rows = "".join(f"ROW_{n} = {n}\n" for n in range(401))
     write(ucm, "ucm/integration/sglang/many.py", f"{LICENCE}\n{rows}")
