@@ -213,12 +213,17 @@ def find_taken(state: State, commits: list[str], topics: list[str]) -> None:
     Entry by entry such a topic would conflict wherever two of its entries change a line.
     """
     taken: list[str] = []
-    for topic in dict.fromkeys(topics):
-        chosen = zip(commits, topics, strict=True)
-        own = [commit for commit, name in chosen if name in (*taken, topic)]
-        if has_all(state, own):
-            taken.append(topic)
-            print(f"topic     {topic}: upstream has all of it")
+
+    def found(topic: str) -> bool:
+        pairs = zip(commits, topics, strict=True)
+        return has_all(state, [c for c, name in pairs if name in (*taken, topic)])
+
+    # One found may be what another needs.
+    left = dict.fromkeys(topics)
+    while topic := next(filter(found, left), None):
+        taken.append(topic)
+        left.pop(topic)
+        print(f"topic     {topic}: upstream has all of it")
     state.taken = taken
     state.save()
 

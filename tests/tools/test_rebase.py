@@ -159,19 +159,16 @@ def test_b_a_topic_was_merged_and_changed_since(project: Project, squashed: Path
 
 
 def test_b_two_topics_were_merged_one_on_the_other(project: Project, squashed: Path):
-    """The second does not apply without the first."""
+    """The one that begins first in the series does not apply without the other."""
     git(squashed, "switch", "-q", "main")
-    replace(squashed, ENGINE, OURS, "int engine_line_20(long n);")
-    commit(squashed, "[Feat] Count keys in the engine")
+    replace(squashed, STORE, "'more keys'", "'most keys'")
+    commit(squashed, "[Feat] Use most keys", "posix-store")
     replace(squashed, "setup.py", "setup", "ours")
     commit(squashed, "[Opt] Set up faster", "other")
     project.ok("refresh", "--ucm", squashed)
     git(squashed, "switch", "-q", "theirs")
-    git(squashed, "reset", "-q", "--hard", "HEAD~1")
-    git(squashed, "checkout", "main~5", "--", ENGINE, CASE)
-    upstream(squashed, "Check counts (#6)")
-    git(squashed, "checkout", "main~1", "--", ENGINE, *HICACHE)
-    upstream(squashed, "Keys for every pool (#7)")
+    git(squashed, "checkout", "main~1", "--", ENGINE, CASE, STORE)
+    upstream(squashed, "Check counts (#8)")
     out = rebased(project, squashed, *["dropped"] * 5, "clean")
     assert out.count("upstream has all of it") == 2
 
