@@ -183,12 +183,16 @@ def run(script, timeout=120):
     return done.stdout
 
 
+# It ends once the thread sleeps: one in native code then may end the process by abort().
 LOGGER = """
-    import os, sys, tempfile
+    import os, sys, tempfile, threading, time
+    asleep, sleep = threading.Event(), time.sleep
+    time.sleep = lambda seconds: asleep.set() or sleep(seconds)
     sys.path.insert(0, {tree!r})
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp()
     from ucm.observability import PrometheusStatsLogger
-    print(PrometheusStatsLogger("org/model", 0, {yaml!r}).is_running)
+    made = PrometheusStatsLogger("org/model", 0, {yaml!r})
+    print(asleep.wait(60) and made.is_running)
 """
 
 
