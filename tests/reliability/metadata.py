@@ -1,18 +1,27 @@
-"""Page metadata, slots and keys that are malformed: refused or False, never a crash."""
+"""Page metadata, flat pages, slots, keys and block IDs that are malformed: refused or False.
+
+Never a crash. Of a sidecar (SWA), of the primary KV by the v1 calls, and of MAMBA.
+"""
 
 import logging
+import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import hicache_kit as kit
+import numpy as np
 import torch
 from deployments import Wrong, picks
 
-NAME, PAGES = "swa", 4
+PAGES = 4
 MINE, BESIDE = range(PAGES), range(PAGES, 2 * PAGES)
 NUMBERS = [0, 1, 7, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, 2**64, 2**100, -1]
 ODD = [None, 1.5, float("nan"), "96", b"96", [], {}, True, object(), torch.zeros(2)]
+IDS = [*(b"x" * n for n in (0, 1, 15, 17, 300)), "x" * 16, None, 7, [], object()]
 
 # Bends that a registration may take, and why; all others it must refuse.
 TAKEN = {
@@ -28,17 +37,14 @@ TAKEN = {
 }
 
 
-class Bent:
-    """A real pool whose page metadata goes through a function."""
-
-    def __init__(self, pool, bend) -> None:
-        self._pool, self._bend = pool, bend
-
-    def __getattr__(self, name: str):
-        return getattr(self._pool, name)
-
-    def get_page_buffer_meta(self, indices):
-        return self._bend(self._pool.get_page_buffer_meta(indices))
+# The same of flat pages.
+TAKEN_PAGES = {
+    "as it is": "it is right",
+    "two dimensions": "the same bytes",
+    "strided": "the same bytes",
+    "other numbers": "the same bytes",
+    "on no device": "only its length is looked at: every transfer asks for the page again",
+}
 
 
 def bends(dice) -> dict:
@@ -88,62 +94,143 @@ def bends(dice) -> dict:
     }
 
 
+def page_bends(dice) -> dict:
+    """name -> what becomes of a flat page: TAKEN_PAGES or not."""
+    odd = dice.choice(ODD)
+    return {
+        "as it is": lambda p: p,
+        "two dimensions": lambda p: p.reshape(2, -1),
+        "strided": lambda p: torch.stack([p, p], 1)[:, 0],
+        "other numbers": lambda p: p.view(torch.int8),
+        "on no device": lambda p: p.to("meta"),
+        "wide numbers": lambda p: p.to(torch.float64),
+        "a number less": lambda p: p[:-1],
+        "a number more": lambda p: torch.cat([p, p[:1]]),
+        "no numbers": lambda p: p[:0],
+        "a list": lambda p: p.tolist(),
+        "an array": lambda p: p.numpy(),
+        "None": lambda p: None,
+        "odd answer": lambda p: odd,
+        "an exception": lambda p: 1 // 0,
+    }
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is tried. calls: those of the pool that are bent, at register, get and set."""
+
+    name: str
+    make: Callable = kit.mha
+    bends: Callable = bends
+    taken: tuple = tuple(TAKEN)
+    calls: tuple = (["get_page_buffer_meta"],) * 3
+
+    def attach(self, site: kit.Site, pool):
+        """The pool registered, beside another one."""
+        others, anchor = {"c4": kit.paged("c4")}, kit.logical()
+        if self.name == "kv":
+            return site.attach(pool, others)
+        return site.attach(anchor, others | {self.name: pool})
+
+    def move(self, store, op: str, pool, keys: list, slots) -> list[bool]:
+        if self.name == "kv":
+            return getattr(store, f"batch_{op}_v1")(keys, slots)
+        moved = kit.transfer(self.name, pool, keys, MINE)
+        moved.host_indices = slots
+        return getattr(store, f"batch_{op}_v2")([moved])[self.name]
+
+    def opened(self, store):
+        """The pool's store, as the connector made it."""
+        connector = store.connector
+        return connector._anchor if self.name == "kv" else connector.pools.get(self.name)
+
+
+FLAT = (
+    ["get_data_page", "get_dummy_flat_data_page"],
+    ["set_from_flat_data_page"],
+    ["get_data_page"],
+)
+KINDS = [
+    Kind("swa"),
+    Kind("kv"),
+    Kind("mamba", kit.mamba, page_bends, tuple(TAKEN_PAGES), FLAT),
+]
+
+
+@contextmanager
+def bent(pool, call: str, bend: Callable):
+    """The pool's answers to a call go through a function."""
+    real = getattr(pool, call)
+    setattr(pool, call, lambda *args, **more: bend(real(*args, **more)))
+    yield
+    delattr(pool, call)
+
+
 def one_try(site: kit.Site, seed: object) -> str:
     """Register with one malformation, or break a registered pool's transfers; how it ended."""
     dice = picks(seed)
-    store = site.attach(kit.logical(), {"c4": kit.paged("c4")})
-    made = bends(dice)
+    kind, what = dice.choice(KINDS), dice.choice(["register", "get", "set", "ids"])
+    made = kind.bends(dice)
     name = dice.choice(list(made))
-    pool = kit.mha()
     try:
-        if dice.random() < 0.5:
-            return f"register, {_register(store, site, Bent(pool, made[name]), name)}"
-        store.register_mem_host_pool_v2(pool, NAME)
-        return f"transfer, {_transfer(store, site, pool, made[name], name, dice)}"
+        if what == "register":
+            how = _register(kind, site, made[name], name, dice)
+        elif what == "ids":
+            name, how = "ids", _ids(kind, site, dice)
+        else:
+            how = _transfer(kind, site, what, made[name], name, dice)
     except Exception as e:
-        raise Wrong(f"seed {seed}: {name}: {type(e).__name__}: {e}") from e
+        raise Wrong(f"seed {seed}: {kind.name}, {name}: {type(e).__name__}: {e}") from e
     finally:
-        store.close()
-        site._attached.remove(store)
-        shutil.rmtree(site.backends[0] / "sglang_v2")
+        while site._attached:
+            site._attached.pop().close()
+        shutil.rmtree(site.backends[0])
+        site.backends[0].mkdir()
+    return f"{kind.name}, {what}, {how}"
 
 
-def _register(store, site: kit.Site, pool: Bent, name: str) -> str:
+def _register(kind: Kind, site: kit.Site, bend: Callable, name: str, dice) -> str:
     """Taken where it may be, or a ValueError that names the pool and leaves nothing behind."""
-    before = site.everything()
+    pool, call = kind.make(), dice.choice(kind.calls[0])
     try:
-        store.register_mem_host_pool_v2(pool, NAME)
+        with bent(pool, call, bend):
+            kind.attach(site, pool)
     except ValueError as e:
-        if NAME not in str(e):
+        if kind.name not in str(e):
             raise Wrong(f"the refusal does not name the pool: {e}") from e
-        if site.everything() != before:
+        if list(site.backends[0].rglob(f"{kind.name}_*")) or site.files():
             raise Wrong("a refusal left files behind") from e
         if name == "as it is":
             raise
         return "refused"
-    if name not in TAKEN:
+    if name not in kind.taken:
         raise Wrong("taken")
     return "taken"
 
 
-def _transfer(store, site: kit.Site, pool, bend, name: str, dice) -> str:
-    """A load of stored pages or a store of new ones, with bent metadata; then real ones."""
-    old, op = kit.keys(PAGES), dice.choice(["get", "set"])
-    real = pool.get_page_buffer_meta
-    kit.fill(pool, range(2 * PAGES))
-    kit.put(store, NAME, pool, old, MINE)
-    data, held = kit.contents(pool, range(2 * PAGES)), _held(site)
+def _stored(kind: Kind, site: kit.Site) -> tuple:
+    """A pool with pages on disk; its store, and all its bytes."""
+    pool = kind.make()
+    store = kind.attach(site, pool)
+    data = kit.fill(pool, range(2 * PAGES))
+    if not all(kind.move(store, "set", pool, kit.keys(PAGES), kit.slots(pool, MINE))):
+        raise Wrong("not stored")
+    return pool, store, data
+
+
+def _transfer(kind: Kind, site: kit.Site, op: str, bend, name: str, dice) -> str:
+    """A load of stored pages or a store of new ones, with bent answers; then real ones."""
+    pool, store, data = _stored(kind, site)
+    old, held = kit.keys(PAGES), _held(site)
     keys = _bent_keys(old if op == "get" else kit.keys(PAGES, "new"), dice)
     if op == "get":
         kit.poison(pool, MINE)
-    pool.get_page_buffer_meta = lambda indices: bend(real(indices))
-    moved = kit.transfer(NAME, pool, keys, MINE)
+    slots = kit.slots(pool, MINE)
     if name == "as it is":
-        moved.host_indices = dice.choice(
-            [None, moved.host_indices[:-1], torch.empty(0)]
-        )
-    found = getattr(store, f"batch_{op}_v2")([moved])[NAME]
-    pool.get_page_buffer_meta = real
+        slots = dice.choice([None, slots[:-1], torch.empty(0)])
+    (call,) = kind.calls[1 if op == "get" else 2]
+    with bent(pool, call, bend):
+        found = kind.move(store, op, pool, keys, slots)
     if [type(x) for x in found] != [bool] * PAGES:
         raise Wrong(f"{op} answered {found}")
     if not kit.contents(pool, BESIDE).equal(data[PAGES:]):
@@ -153,17 +240,48 @@ def _transfer(store, site: kit.Site, pool, bend, name: str, dice) -> str:
     if len(now) - len(held) != stored or not held.items() <= now.items():
         raise Wrong(f"{op}: {found}, and {len(held)} blocks became {len(now)}")
     if op == "set":
-        _same(store, pool, keys, found, data)
+        _same(kind, store, pool, keys, found, data)
     elif not kit.contents(pool, MINE)[found].equal(data[:PAGES][found]):
         raise Wrong(f"get: {found}, and wrong bytes")
-    _same(store, pool, old, [True] * PAGES, data)
-    return f"{op}, {'some True' if any(found) else 'all False'}"
+    _same(kind, store, pool, old, [True] * PAGES, data)
+    return "some True" if any(found) else "all False"
 
 
-def _same(store, pool, keys: list, wanted: list[bool], data: torch.Tensor) -> None:
+def _ids(kind: Kind, site: kit.Site, dice) -> str:
+    """A call of the native store with each ID that is not 16 bytes, among good ones."""
+    pool, store, data = _stored(kind, site)
+    opened, held = kind.opened(store), _held(site)
+    layout, good = opened.layout, opened.ids(kit.keys(PAGES))
+    call = dice.choice(["lookup", "lookup_on_prefix", "load_data", "dump_data"])
+    memory = np.zeros((PAGES, layout.component_count, layout.component_size), np.uint8)
+    addresses = [[part.ctypes.data for part in page] for page in memory]
+    more = ([0] * PAGES, addresses) if call.endswith("data") else ()
+    for odd in IDS:
+        ids = list(good)
+        ids[dice.randrange(PAGES)] = odd
+        _refused(lambda ids=ids: getattr(opened.store, call)(ids, *more), odd, call)
+    if memory.any() or _held(site) != held:
+        raise Wrong(f"{call} moved something")
+    _same(kind, store, pool, kit.keys(PAGES), [True] * PAGES, data)
+    return "refused"
+
+
+def _refused(refused: Callable, odd: object, call: str) -> None:
+    """With the length, where there is one."""
+    try:
+        refused()
+    except (ValueError, TypeError) as e:
+        length = len(odd) if isinstance(odd, bytes) else ""
+        if re.search(rf"\b{length}\b", str(e)):
+            return
+        raise Wrong(f"{call}: does not tell the length of {odd!r}: {e}") from e
+    raise Wrong(f"{call} took {odd!r}")
+
+
+def _same(kind: Kind, store, pool, keys: list, wanted: list[bool], data) -> None:
     """These pages load, the others do not."""
     kit.poison(pool, MINE)
-    found = store.batch_get_v2([kit.transfer(NAME, pool, keys, MINE)])[NAME]
+    found = kind.move(store, "get", pool, keys, kit.slots(pool, MINE))
     if found != wanted:
         raise Wrong(f"loaded afterwards: {found}, not {wanted}")
     if not kit.contents(pool, MINE)[found].equal(data[:PAGES][found]):
