@@ -80,98 +80,101 @@ class Unsent:
             os.close(self._copies.pop(fh))
 
 
-def _operations(backing: Path, rules: Rules, remote: bool):
-    from mfusepy import Operations
+class Passing:
+    """The calls of a file system, passed on to a folder as the rules say."""
 
-    unsent = Unsent()
+    use_ns = True
 
-    def at(path: str) -> str:
-        return f"{backing}{path}"
+    def __init__(self, backing: Path, rules: Rules, remote: bool) -> None:
+        self._backing, self._rules, self._remote = backing, rules, remote
+        self._unsent = Unsent()
 
-    class Passing(Operations):
-        use_ns = True
+    def _at(self, path: str) -> str:
+        return f"{self._backing}{path}"
 
-        def getattr(self, path, fh=None):
-            rules.apply("stat", path)
-            st = os.fstat(fh) if fh else os.lstat(at(path))
-            names = "mode nlink uid gid size blocks".split()
-            times = {f"st_{t}time": getattr(st, f"st_{t}time_ns") for t in "amc"}
-            return {f"st_{n}": getattr(st, f"st_{n}") for n in names} | times
+    def getattr(self, path, fh=None):
+        self._rules.apply("stat", path)
+        st = os.fstat(fh) if fh else os.lstat(self._at(path))
+        names = "mode nlink uid gid size blocks".split()
+        times = {f"st_{t}time": getattr(st, f"st_{t}time_ns") for t in "amc"}
+        return {f"st_{n}": getattr(st, f"st_{n}") for n in names} | times
 
-        def readdir(self, path, fh):
-            return [".", "..", *os.listdir(at(path))]
+    def readdir(self, path, fh):
+        return [".", "..", *os.listdir(self._at(path))]
 
-        def open(self, path, flags):
-            rules.apply("open", path)
-            return os.open(at(path), flags)
+    def open(self, path, flags):
+        self._rules.apply("open", path)
+        return os.open(self._at(path), flags)
 
-        def create(self, path, mode, fi=None):
-            rules.apply("open", path)
-            fh = os.open(at(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
-            return unsent.opened(fh) if remote else fh
+    def create(self, path, mode, fi=None):
+        self._rules.apply("open", path)
+        fh = os.open(self._at(path), os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
+        return self._unsent.opened(fh) if self._remote else fh
 
-        def read(self, path, size, offset, fh):
-            limit = rules.apply("read", path)
-            size = size if limit is None else min(size, limit)
-            return os.pread(unsent.of(fh), size, offset)
+    def read(self, path, size, offset, fh):
+        limit = self._rules.apply("read", path)
+        size = size if limit is None else min(size, limit)
+        return os.pread(self._unsent.of(fh), size, offset)
 
-        def write(self, path, data, offset, fh):
-            data = data[: rules.apply("write", path)]
-            return os.pwrite(unsent.of(fh), data, offset)
+    def write(self, path, data, offset, fh):
+        data = data[: self._rules.apply("write", path)]
+        return os.pwrite(self._unsent.of(fh), data, offset)
 
-        def flush(self, path, fh):
-            rules.apply("close", path)
-            unsent.send(fh)
+    def flush(self, path, fh):
+        self._rules.apply("close", path)
+        self._unsent.send(fh)
 
-        def fsync(self, path, datasync, fh):
-            unsent.send(fh)
+    def fsync(self, path, datasync, fh):
+        self._rules.apply("sync", path)
+        self._unsent.send(fh)
 
-        def release(self, path, fh):
-            unsent.closed(fh)
-            os.close(fh)
+    def release(self, path, fh):
+        self._unsent.closed(fh)
+        os.close(fh)
 
-        def rename(self, old, new):
-            rules.apply("publish", new)
-            os.rename(at(old), at(new))
+    def rename(self, old, new):
+        self._rules.apply("publish", new)
+        os.rename(self._at(old), self._at(new))
 
-        def link(self, target, source):
-            os.link(at(source), at(target))
+    def link(self, target, source):
+        os.link(self._at(source), self._at(target))
 
-        def chmod(self, path, mode):
-            os.chmod(at(path), mode)
+    def chmod(self, path, mode):
+        os.chmod(self._at(path), mode)
 
-        def utimens(self, path, times=None):
-            os.utime(at(path), ns=times)
+    def utimens(self, path, times=None):
+        os.utime(self._at(path), ns=times)
 
-        def mkdir(self, path, mode):
-            os.mkdir(at(path), mode)
+    def mkdir(self, path, mode):
+        self._rules.apply("mkdir", path)
+        os.mkdir(self._at(path), mode)
 
-        def rmdir(self, path):
-            os.rmdir(at(path))
+    def rmdir(self, path):
+        os.rmdir(self._at(path))
 
-        def unlink(self, path):
-            rules.apply("unlink", path)
-            os.unlink(at(path))
+    def unlink(self, path):
+        self._rules.apply("unlink", path)
+        os.unlink(self._at(path))
 
-        def statfs(self, path):
-            found = os.statvfs(at(path))
-            return {
-                name: getattr(found, name) for name in dir(found) if name[:2] == "f_"
-            }
-
-    return Passing()
+    def statfs(self, path):
+        found = os.statvfs(self._at(path))
+        return {
+            name: getattr(found, name) for name in dir(found) if name[:2] == "f_"
+        }
 
 
 def _serve(backing: Path, mount: Path, commands, remote: bool, options: dict) -> None:
-    from mfusepy import FUSE
+    from mfusepy import FUSE, Operations
+
+    class Served(Passing, Operations):
+        """The calls that Passing lacks are not implemented."""
 
     die_with_parent()
     rules = Rules()
     threading.Thread(target=rules.follow, args=(commands,), daemon=True).start()
     options = {"direct_io": True, "hard_remove": True, "allow_other": True} | options
     options |= {"max_threads": 256, "max_idle_threads": 256}  # many may be held
-    operations = _operations(backing, rules, remote)
-    FUSE(operations, str(mount), foreground=True, **options)
+    FUSE(Served(backing, rules, remote), str(mount), foreground=True, **options)
     os._exit(0)
 
 

@@ -352,6 +352,32 @@ def io_errors(folder: Path, remote: bool = False) -> None:
     trial.recovered()
 
 
+def io_errors_around(folder: Path) -> None:
+    """EIO of the calls around reading and writing: of a lookup, of an open, of a folder, of a sync."""
+    uncached = dict.fromkeys(("attr_timeout", "entry_timeout", "negative_timeout"), 0)
+    _, disk = pair(folder, **uncached)
+    trial = Trial(disk.mount, posix_sync="full")
+    with disk.on("stat", trial.block(SWA, KEYS[2]), error=errno.EIO):
+        trial.absent(KEYS, trial.answers(swa=[2]))
+        trial.told("lookup", "")  # a miss as any other
+        trial.fails("get", KEYS, "EIO", swa=[2])
+    trial.log.lines.clear()
+    with disk.on("open", trial.block(C4, KEYS[1]), error=errno.EIO):
+        trial.absent(KEYS, trial.answers())
+        trial.fails("get", KEYS, "EIO", **{C4: [1]})
+    for inner in trial.path(STATE).iterdir():
+        shutil.rmtree(inner)
+    for name, op in ((STATE, "mkdir"), (MAMBA, "sync")):
+        trial.log.lines.clear()
+        keys, failed = keys_of(N, name), {name: range(N)}
+        with disk.on(op, trial.folder(name), error=errno.EIO):
+            trial.fails("set", keys, "EIO", **failed)
+        trial.absent(keys, trial.answers(**failed))
+        trial.must("set", keys)
+    trial.must("set", KEYS)
+    trial.recovered()
+
+
 def cut_and_interrupted(folder: Path) -> None:
     """EINTR, short reads and short writes are no errors."""
     _, disk = pair(folder)
@@ -566,6 +592,7 @@ CASES = {
     "ulimit -u": no_threads,
     "errors of read, write, open, rename, close": io_errors,
     "the same, data sent at close": partial(io_errors, remote=True),
+    "EIO of stat, open of a load, mkdir, fsync": io_errors_around,
     "EINTR, short reads and writes": cut_and_interrupted,
     "latency, cached names, data sent at close": remote,
     "server of the mount dies": dead_server,
