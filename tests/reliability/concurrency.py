@@ -19,7 +19,8 @@ from hosts import Process
 from kit import Background, until
 
 SCALE, BATCH = 64, 8
-PHASES = ("quiet", "pruned", "cleared")
+BOTH = "cleared and pruned"
+PHASES = ("quiet", "pruned", "cleared", BOTH)
 CLEARING = 2  # processes that call clear(), one of each engine
 GROWTH = 64 << 20  # bytes of memory that a process may gain after its warm-up
 HUNG_S, SETTLE_S = 60.0, 10.0  # for a thread to end its phase, for counts to come back
@@ -101,11 +102,12 @@ class Worker:
         self.tally[f"not {what}"] += sum(done.count(False) for done in found.values())
 
 
-def clear_now_and_then(deployment: Deployment, seconds: float) -> int:
-    """How often clear() did its work meanwhile."""
+def clear_now_and_then(plan: Plan, deployment: Deployment, seconds: float) -> int:
+    """How often clear() did its work meanwhile, with blocks there to remove."""
     end, cleared = time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        cleared += bool(deployment.store.clear())
+        there = bool(blocks(plan.root))
+        cleared += deployment.store.clear() and there
         time.sleep(0.3)
     return cleared
 
@@ -114,8 +116,8 @@ def phase_of(plan: Plan, deployment, workers, phase: str, seconds: float, number
     plan.barrier.wait()
     threads = [Background(lambda w=w: w.run(phase, seconds)) for w in workers]
     cleared = 0
-    if phase == "cleared" and number < CLEARING:
-        cleared = clear_now_and_then(deployment, seconds)
+    if phase in ("cleared", BOTH) and number < CLEARING:
+        cleared = clear_now_and_then(plan, deployment, seconds)
     if not all(thread.finished(seconds + HUNG_S) for thread in threads):
         raise Wrong(f"seed {plan.seed}: a thread hangs in phase {phase}")
     errors = [thread.error for thread in threads if thread.error]
@@ -129,29 +131,31 @@ def serve(plan: Plan, number: int) -> dict:
     deployment = attach(plan, number)
     workers = [Worker(plan, deployment, number, t) for t in range(plan.threads)]
     phase_of(plan, deployment, workers, "quiet", min(5.0, plan.share), number)
-    before, cleared = counts(), 0
+    before, cleared = counts(), {}
     for phase in PHASES:
-        cleared += phase_of(plan, deployment, workers, phase, plan.share, number)
+        share = plan.share
+        cleared[phase] = phase_of(plan, deployment, workers, phase, share, number)
     until(lambda: kit.threads() <= before["threads"], SETTLE_S)
     after = counts()
     tally = sum((worker.tally for worker in workers), Counter())
     tally["slowest"] = max(worker.slowest for worker in workers)
-    return {"before": before, "after": after, "cleared": cleared, **tally}
+    cleared = {"cleared": sum(cleared.values()), "cleared beside prune": cleared[BOTH]}
+    return {"before": before, "after": after, **cleared, **tally}
 
 
 def prune(plan: Plan) -> dict:
-    """Remove any blocks, then half of the rest by the operators' command, in phases called pruned."""
+    """In two phases: remove any blocks, then half of the rest by the operators' command."""
     dice, share, removed = picks(plan.seed, "prune"), plan.share, Counter()
     for phase in ("quiet", *PHASES):
         plan.barrier.wait()
         end = time.monotonic() + share
-        while phase == "pruned" and time.monotonic() < end:
+        while phase in ("pruned", BOTH) and time.monotonic() < end:
             found = blocks(plan.root)
             for path in dice.sample(found, len(found) // 4):
                 with suppress(FileNotFoundError):
                     path.unlink()
                     removed["unlinked"] += 1
-            removed["pruned"] += prune_to(plan.root / "a", half_of(found))
+            removed[phase] += prune_to(plan.root / "a", half_of(found))
             time.sleep(0.2)
     return dict(removed)
 
@@ -201,11 +205,12 @@ def results(processes: list[Process], limit: float) -> list:
 
 def judge(found: list[dict], removed: dict) -> None:
     """Raises Wrong. Every process moved pages, all kinds of removal took place, nothing grew."""
-    for what in ("unlinked", "pruned"):
+    for what in ("unlinked", "pruned", BOTH):
         if not removed.get(what):
             raise Wrong(f"no blocks were {what} from outside")
-    if not all(one["cleared"] for one in found[:CLEARING]):
-        raise Wrong(f"clear() never worked: {[one['cleared'] for one in found]}")
+    for what in ("cleared", "cleared beside prune"):
+        if not all(one[what] for one in found[:CLEARING]):
+            raise Wrong(f"clear() never worked: {what} {[one[what] for one in found]}")
     for number, one in enumerate(found):
         before, after = one["before"], one["after"]
         for what in ("descriptors", "threads"):
@@ -249,7 +254,8 @@ def run(
         "phases": ", ".join(PHASES),
         **{TOLD[what]: n for what, n in total.items()},
         "blocks unlinked from outside": removed["unlinked"],
-        "blocks removed by prune": removed["pruned"],
+        "blocks removed by prune": removed["pruned"] + removed[BOTH],
+        "of them beside clear()": removed[BOTH],
         "longest store or load with its lookup, s": f"{slowest:.1f}",
         "wrong bytes": 0,
         "false present": 0,
@@ -269,4 +275,5 @@ TOLD = {
     "not loaded": "pages not there",
     "bytes": "bytes compared",
     "cleared": "times cleared",
+    "cleared beside prune": "of them beside prune",
 }
