@@ -84,7 +84,8 @@ build/bench/site: ci/requirements/bench.txt | build
 	@$(venv) -m pip install -q --disable-pip-version-check --no-deps --target $@ -r $<
 	@touch $@
 
-soak: build  ## crashes, races, faults, fuzz, a long run; SHORT=1 for CI, ONLY="crash,long run", SEED=, PUBLISH=1 into docs/
+soak: | prepared  ## crashes, races, faults, fuzz, suites, a long run; SHORT=1 for CI, ONLY="crash,long run", SEED=, PUBLISH=1 into docs/
+	@$(PYTHON) scripts/build.py $(checkout) --variant $(VARIANT) --gtest
 	@ci/conformance.sh $(VARIANT) tests/reliability/run.py $(if $(SHORT),--short) $(if $(PUBLISH),--publish) \
 		$(if $(ONLY),--only "$(ONLY)") $(if $(SEED),--seed $(SEED)) $(if $(SIZE),--size '$(SIZE)') $(if $(SKIP),--skip "$(SKIP)")
 

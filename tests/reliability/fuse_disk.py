@@ -158,9 +158,7 @@ class Passing:
 
     def statfs(self, path):
         found = os.statvfs(self._at(path))
-        return {
-            name: getattr(found, name) for name in dir(found) if name[:2] == "f_"
-        }
+        return {name: getattr(found, name) for name in dir(found) if name[:2] == "f_"}
 
 
 def _serve(backing: Path, mount: Path, commands, remote: bool, options: dict) -> None:

@@ -142,7 +142,9 @@ class Kind:
     def opened(self, store):
         """The pool's store, as the connector made it."""
         connector = store.connector
-        return connector._anchor if self.name == "kv" else connector.pools.get(self.name)
+        return (
+            connector._anchor if self.name == "kv" else connector.pools.get(self.name)
+        )
 
 
 FLAT = (

@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import re
+import sys
 import threading
 import time
 
@@ -16,13 +17,14 @@ import metadata
 import oracle
 import pytest
 import run
+import suites
 import trials
 from deployments import Wrong, blocks, keys_of
 from fuse_disk import Disk, pair
 from hicache_kit import FaultStore
 from hosts import Process
 
-from ucm.integration.sglang import clearing, store_factory
+from ucm.integration.sglang import clearing, pool_store, store_factory
 from ucm.integration.sglang.staging import StagingPages
 
 KEYS = keys_of(crash.N_KEY, "s")
@@ -150,6 +152,17 @@ def test_clear_that_does_nothing(tmp_path, monkeypatch):
         concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
+@pytest.mark.parametrize("what", ["cleared beside prune", concurrency.BOTH])
+def test_clear_and_prune_side_by_side(what):
+    """One of them did nothing while the other worked."""
+    removed = {"unlinked": 1, "pruned": 1, concurrency.BOTH: 1}
+    worker = {"cleared": 2, "cleared beside prune": 1}
+    for counts in (removed, worker):
+        counts.update({what: 0} if what in counts else {})
+    with pytest.raises(Wrong, match=f"(no blocks were|never worked:) {what}"):
+        concurrency.judge([worker, worker], removed)
+
+
 GROWTHS = {
     "threads": lambda: threading.Thread(
         target=time.sleep, args=[60], daemon=True
@@ -212,33 +225,58 @@ def test_metadata(tmp_path, monkeypatch):
 
 def test_metadata_takes_what_it_may_not(tmp_path, monkeypatch):
     layout = store_factory.probe(kit.mha(), "swa")
+    monkeypatch.setattr(metadata, "KINDS", metadata.KINDS[:1])
     monkeypatch.setattr(store_factory, "probe", lambda *args, **more: layout)
     with pytest.raises(Wrong, match=r"seed 1\.\d+: .*: taken"):
         metadata.run(50, 1, tmp_path)
 
 
 @pytest.mark.parametrize("what", ["stored", "beside"])
-def test_metadata_leaves_things_alone(tmp_path, monkeypatch, what):
+@pytest.mark.parametrize("kind", ["swa", "kv"])
+def test_metadata_leaves_things_alone(tmp_path, monkeypatch, kind, what):
     """A page that was refused and is there; a load that writes to another page."""
-    backend, pools = kit.UnifiedCacheStore, []
-    make, get, put = kit.mha, backend.batch_get_v2, backend.batch_set_v2
+    real, old = metadata.Kind.move, kit.keys(metadata.PAGES)
 
-    def refusing(self, moved):
-        put(self, moved)
-        return {t.name: [t.keys[0] in kit.keys(4)] * len(t.keys) for t in moved}
+    def move(self, store, op, pool, keys, slots):
+        found = real(self, store, op, pool, keys, slots)
+        if what == "beside" and op == "get":
+            kit.poison(pool, [5])
+        return [False] * len(keys) if keys != old and what == "stored" else found
 
-    def spilling(self, moved):
-        kit.poison(pools[-1], [5])
-        return get(self, moved)
-
-    if what == "stored":
-        monkeypatch.setattr(backend, "batch_set_v2", refusing)
-    else:
-        monkeypatch.setattr(kit, "mha", lambda: pools.append(make()) or pools[-1])
-        monkeypatch.setattr(backend, "batch_get_v2", spilling)
+    monkeypatch.setattr(metadata.Kind, "move", move)
+    monkeypatch.setattr(
+        metadata, "KINDS", [k for k in metadata.KINDS if k.name == kind]
+    )
     words = {"stored": "4 blocks became", "beside": "a page beside changed"}
-    with pytest.raises(Wrong, match=words[what]):
+    with pytest.raises(Wrong, match=f": {kind}, .*{words[what]}"):
         metadata.run(200, 1, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["taken", "unnamed"])
+def test_metadata_ids(tmp_path, monkeypatch, what):
+    """An ID of a wrong length that a lookup takes, or refuses without its length."""
+
+    def lookup(self, ids):
+        if what == "unnamed":
+            raise ValueError("no")
+        return [True] * len(ids)
+
+    monkeypatch.setattr(FaultStore, "lookup", lookup)
+    found = {"taken": "lookup took b''", "unnamed": "lookup: does not tell the length"}
+    with pytest.raises(Wrong, match=found[what]):
+        metadata.run(100, 1, tmp_path)
+
+
+def test_metadata_flat_page(tmp_path, monkeypatch):
+    """A flat page of another length that is stored as far as it goes."""
+
+    def copy_in(self, staged, first):
+        page = self._owner.pool.get_data_page(first, flat=True).reshape(-1)
+        staged[: page.numel()] = page[: staged.numel()]
+
+    monkeypatch.setattr(pool_store._Chunk, "_copy_in", copy_in)
+    with pytest.raises(Wrong, match="mamba, a number (less|more): .*loaded afterwards"):
+        metadata.run(400, 1, tmp_path)
 
 
 def test_trials(tmp_path):
@@ -251,6 +289,14 @@ def test_trials(tmp_path):
         trial.must("get", trials.KEYS)
     with pytest.raises(Wrong, match="pool swa: logged"):
         trial.told("get", "")
+
+
+@pytest.mark.parametrize("call", ["lookup", "wait_blocks"])
+def test_errors_around_a_transfer(tmp_path, monkeypatch, call):
+    """A store that takes EIO for a hit, or for a page that was moved."""
+    break_store(monkeypatch, call, lambda found: [True] * len(found))
+    with pytest.raises(Wrong, match="not {|wrong bytes"):
+        trials.io_errors_around(tmp_path)
 
 
 def test_skipped_fault(tmp_path, monkeypatch):
@@ -308,3 +354,70 @@ def test_staging_used_twice(tmp_path, monkeypatch, op):
         monkeypatch.setattr(StagingPages, "retire", release)
     with pytest.raises(Wrong, match="wrong bytes|not 1;"):
         trials.hung_staging(tmp_path, op)
+
+
+# ---- suites ----
+
+
+def suite(folder, text):
+    """A pytest suite of one file, run and counted."""
+    (folder / "test_it.py").write_text(f"import pytest\n{text}\n")
+    words = [sys.executable, "-m", "pytest", "-q", folder / "test_it.py"]
+    return suites.call(words, folder / "results")[0]
+
+
+def test_suite_that_fails(tmp_path):
+    with pytest.raises(Wrong, match="failed: 1\n.*test_it.py test_two"):
+        suite(tmp_path, "def test_one(): pass\ndef test_two(): assert 0")
+
+
+def test_suite_that_skips(tmp_path):
+    found = suite(tmp_path, "def test_one(): pytest.skip('no disk')")
+    assert suites.no_skips(found, "no disk") == 1
+    with pytest.raises(Wrong, match="test_one was skipped: no disk"):
+        suites.no_skips(found, "under a sanitizer")
+
+
+def test_security_test_that_is_gone(tmp_path, monkeypatch):
+    gone = "tests/hicache/test_keys.py::test_gone"
+    monkeypatch.setattr(suites, "PROMISES", {"names": [gone]})
+    monkeypatch.setattr(suites, "GTEST", ["true"])
+    with pytest.raises(Wrong, match="test_gone"):
+        suites.security(1, tmp_path)
+    monkeypatch.setattr(suites, "PROMISES", {"names": ["UCGoneTest"]})
+    with pytest.raises(Wrong, match="did not run: UCGoneTest"):
+        suites.security(1, tmp_path / "again")
+
+
+REPORTS = ["==7==ERROR: AddressSanitizer: x", "WARNING: ThreadSanitizer: data race"]
+REPORTS += ["a/b.cc:3:4: runtime error: signed integer overflow"]
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_sanitizer_report(tmp_path, report):
+    """Even where it ended nothing."""
+    with pytest.raises(Wrong, match="ended with 0"):
+        suites.call(["echo", report], tmp_path)
+
+
+def test_last_try_counts(tmp_path):
+    """Of a gtest that ci/gtest.sh tries again."""
+    case = '<t><testcase classname="A" name="b" file="c.cc">{}</testcase></t>'
+    for number, what in enumerate(["<failure message='late'/>", ""]):
+        path = tmp_path / f"{number}.xml"
+        path.write_text(case.format(what))
+        os.utime(path, (number, number))
+        (found,) = suites.results(tmp_path)
+        assert found.outcome == ("passed" if number else "failed")
+
+
+def test_changed_expectation_without_a_word(tmp_path):
+    (patch,) = suites.PATCHES.glob("0020-*")
+    text = patch.read_text()
+    (tmp_path / patch.name).write_text(text)
+    found = suites.changed_expectations(tmp_path)
+    assert list(found.values()) == [1, "posix_space_manager_test.cc (0020)"]
+    text = text.replace("UCPosixSpaceManagerTest", "A test", 1)
+    (tmp_path / patch.name).write_text(text)
+    with pytest.raises(Wrong, match="posix_space_manager_test.cc, and does not say so"):
+        suites.changed_expectations(tmp_path)
