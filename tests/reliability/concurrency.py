@@ -1,26 +1,27 @@
 """Processes and threads that store, load and look up the same keys, while files are removed."""
 
+import io
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
 import hicache_kit as kit
-from _where import TREE
 from deployments import Deployment, Wrong, blocks, counts, keys_of, picks
 from hosts import Process
 from kit import Background, until
 
+from ucm.integration.sglang.hicache.__main__ import main
+
 SCALE, BATCH = 64, 8
 BOTH = "cleared and pruned"
 PHASES = ("quiet", "pruned", "cleared", BOTH)
+# Between two removals; beside each other they shall meet the same files.
+PAUSE_S = {"pruned": 0.2, "cleared": 0.3, BOTH: 0.02}
 CLEARING = 2  # processes that call clear(), one of each engine
 GROWTH = 64 << 20  # bytes of memory that a process may gain after its warm-up
 HUNG_S, SETTLE_S = 60.0, 10.0  # for a thread to end its phase, for counts to come back
@@ -102,13 +103,15 @@ class Worker:
         self.tally[f"not {what}"] += sum(done.count(False) for done in found.values())
 
 
-def clear_now_and_then(plan: Plan, deployment: Deployment, seconds: float) -> int:
+def clear_now_and_then(plan: Plan, deployment: Deployment, phase: str, seconds: float):
     """How often clear() did its work meanwhile, with blocks there to remove."""
     end, cleared = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         there = bool(blocks(plan.root))
-        cleared += deployment.store.clear() and there
-        time.sleep(0.3)
+        if not deployment.store.clear():
+            raise Wrong(f"seed {plan.seed}: clear() failed in phase {phase}")
+        cleared += there
+        time.sleep(PAUSE_S[phase])
     return cleared
 
 
@@ -117,7 +120,7 @@ def phase_of(plan: Plan, deployment, workers, phase: str, seconds: float, number
     threads = [Background(lambda w=w: w.run(phase, seconds)) for w in workers]
     cleared = 0
     if phase in ("cleared", BOTH) and number < CLEARING:
-        cleared = clear_now_and_then(plan, deployment, seconds)
+        cleared = clear_now_and_then(plan, deployment, phase, seconds)
     if not all(thread.finished(seconds + HUNG_S) for thread in threads):
         raise Wrong(f"seed {plan.seed}: a thread hangs in phase {phase}")
     errors = [thread.error for thread in threads if thread.error]
@@ -156,7 +159,7 @@ def prune(plan: Plan) -> dict:
                     path.unlink()
                     removed["unlinked"] += 1
             removed[phase] += prune_to(plan.root / "a", half_of(found))
-            time.sleep(0.2)
+            time.sleep(PAUSE_S[phase])
     return dict(removed)
 
 
@@ -171,19 +174,12 @@ def half_of(found: list[Path]) -> int:
 
 def prune_to(backend: Path, size: int) -> int:
     """Blocks that the operators' command removed from a storage backend."""
-    words = (
-        f"-m ucm.integration.sglang.hicache prune {backend} --to-bytes {size} --delete"
-    )
-    run = subprocess.run(
-        [sys.executable, *words.split(), "--json"],
-        env={**os.environ, "PYTHONPATH": str(TREE)},
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if run.returncode:
-        raise Wrong(f"prune ended with {run.returncode}: {run.stdout}{run.stderr}")
-    return sum(folder["deleted"] for folder in json.loads(run.stdout))
+    words = ["prune", backend, "--to-bytes", size, "--delete", "--json"]
+    with redirect_stdout(io.StringIO()) as told:
+        code = main([str(word) for word in words])
+    if code:
+        raise Wrong(f"prune ended with {code}: {told.getvalue()}")
+    return sum(folder["deleted"] for folder in json.loads(told.getvalue()))
 
 
 def results(processes: list[Process], limit: float) -> list:
