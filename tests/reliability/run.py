@@ -49,7 +49,7 @@ class Part:
 
 PARTS = {
     "crash": Part(crash.run, {"rounds": 6}, {"rounds": 100}),
-    # In memory: a disk that holds a thread for a second makes the store start another, for good.
+    # In memory: while a disk holds a thread for a second the store has another one.
     "concurrency": Part(
         concurrency.run, {"seconds": 20}, {"seconds": 60}, place=MEMORY
     ),
