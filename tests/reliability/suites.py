@@ -123,6 +123,7 @@ def call(words: Sequence[object], folder: Path, clean: bool = True) -> tuple[lis
 
     clean: without what a sanitized or outer run has put into the environment.
     """
+    folder = folder.resolve()  # suites change theirs
     folder.mkdir(parents=True, exist_ok=True)
     env = dict(os.environ)
     for name in env.keys() & OF_THE_CALLER if clean else ():
