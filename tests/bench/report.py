@@ -1,5 +1,9 @@
-"""Tables and charts of one run. `report.py FILE.json` makes them again from the raw numbers."""
+"""Tables and charts of one run. `report.py FILE.json` makes them again from the raw numbers.
 
+--publish-as NAME puts them into docs/ beside the published page: another machine's run.
+"""
+
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -9,8 +13,9 @@ import machine
 from stats import MissingNumbers, Samples, growth, ratio
 from targets import ratio_text, samples, seconds, targets
 
-HEAD = "# Results\n\nWritten by `make bench`; [performance.md](performance.md) says how to read it.\n"
-SITE = Path(__file__).parents[2] / "build" / "bench" / "site"
+HEAD = "# Results on {cores} cores\n\nWritten by `make bench`; [performance.md](performance.md) says how to read it.\n"
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "build" / "bench" / "site"
 COLORS = {
     "series": "#1f77b4",
     "series aio": "#17becf",
@@ -118,7 +123,7 @@ def text(result: dict, figures: str) -> str:
     """The whole page; figures: the folder of the charts, seen from the page."""
     rounds = f"{result['rounds']} rounds, {result['threads']} threads each, "
     out = [
-        HEAD,
+        HEAD.format(cores=result["machine"]["cores"]),
         f"{machine.line(result['machine'])}; {rounds}{result['seconds']} s.",
         "",
     ]
@@ -215,25 +220,37 @@ def write(result: dict, out: Path) -> None:
         chart(comparison, out / f"{comparison['id']}.png")
 
 
-def publish(result: dict, docs: Path) -> None:
-    """docs/performance-results.md, docs/performance/*.png, and the raw numbers of both."""
-    figures = docs / "performance"
+def publish(result: dict, docs: Path, name: str = "") -> None:
+    """docs/performance-results.md, docs/performance/*.png, and the raw numbers of both.
+
+    With a name each is called after it: performance-NAME.
+    """
+    title = f"performance-{name}" if name else "performance"
+    page = f"performance-results-{name}.md" if name else "performance-results.md"
+    figures = docs / title
     figures.mkdir(exist_ok=True)
     for old in figures.glob("*.png"):
         old.unlink()
-    (docs / "performance-results.md").write_text(text(result, figures.name))
+    (docs / page).write_text(text(result, figures.name))
     for comparison in result["comparisons"]:
         chart(comparison, figures / f"{comparison['id']}.png")
-    raw = docs / "data" / "performance.json"
+    raw = docs / "data" / f"{title}.json"
+    raw.parent.mkdir(exist_ok=True)
     raw.write_text(json.dumps(result, separators=(",", ":")) + "\n")
 
 
 def main() -> int:
-    raw = Path(sys.argv[1])
-    result = json.loads(raw.read_text())
-    write(result, raw.parent)
+    parser = argparse.ArgumentParser(prog="report", description=__doc__)
+    parser.add_argument("raw", type=Path, help="a run's JSON file")
+    parser.add_argument("--publish-as", metavar="NAME", help="write docs/ instead")
+    args = parser.parse_args()
+    result = json.loads(args.raw.read_text())
+    if args.publish_as:
+        publish(result, ROOT / "docs", args.publish_as)
+        return 0
+    write(result, args.raw.parent)
     print(targets_text(result))
-    print(f"tables   {raw.parent / 'results.md'}")
+    print(f"tables   {args.raw.parent / 'results.md'}")
     return 0
 
 

@@ -201,11 +201,16 @@ def test_raw_numbers_make_the_same_page_again(settings, opened, tmp_path):
     assert report.text(result, ".") == report.text(again, ".")
     assert "## Targets" in report.text(result, ".")
     if report.SITE.is_dir():
-        (tmp_path / "docs").mkdir()
-        report.publish(again, tmp_path / "docs")
-        assert (tmp_path / "docs" / "performance" / "v4.png").stat().st_size > 1000
-        page = (tmp_path / "docs" / "performance-results.md").read_text()
-        assert "](performance/v4.png)" in page and str(tmp_path) not in page
+        for name, tail in (("", ""), ("big", "-big")):
+            docs = tmp_path / f"docs{tail}"
+            docs.mkdir()
+            report.publish(again, docs, name)
+            figures = docs / f"performance{tail}"
+            assert (figures / "v4.png").stat().st_size > 1000
+            page = (docs / f"performance-results{tail}.md").read_text()
+            assert f"]({figures.name}/v4.png)" in page and str(tmp_path) not in page
+            raw = docs / "data" / f"performance{tail}.json"
+            assert json.loads(raw.read_text()) == again
 
 
 @pytest.mark.parametrize(
