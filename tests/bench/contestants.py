@@ -25,6 +25,7 @@ host_pools.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 POISON = 0xEE
+USUAL_TORCH_THREADS = torch.get_num_threads()
 
 Timed = Callable[[], object]
 
@@ -229,18 +230,18 @@ class HiCacheFile(Calls):
         return self.site.file_paths(pages.pool, names)
 
 
-class HiCacheFileAlone(HiCacheFile):
-    """With one torch thread: its copies of a page do not wait for a second core."""
+class HiCacheFileWide(HiCacheFile):
+    """With torch's usual number of threads, for its copies of pages."""
 
     def start(self, op: str, names: Sequence[str]) -> Timed:
-        move, usual = super().start(op, names), torch.get_num_threads()
+        move = super().start(op, names)
 
         def run() -> None:
-            torch.set_num_threads(1)
+            torch.set_num_threads(USUAL_TORCH_THREADS)
             try:
                 move()
             finally:
-                torch.set_num_threads(usual)
+                torch.set_num_threads(1)
 
         return run
 
@@ -328,9 +329,9 @@ class Bare(Contestant):
 def contestant(name: str, site, workload: Workload, pages, threads, direct, build):
     """By the name that the tables show."""
     if name == "HiCacheFile":
-        return HiCacheFile(site, pages)
+        return HiCacheFileWide(site, pages)
     if name == "HiCacheFile, 1 torch thread":
-        return HiCacheFileAlone(site, pages)
+        return HiCacheFile(site, pages)
     if name == "C":
         return Bare(site, pages, threads, build, direct)
     kind = Series if name.startswith("series") else Store

@@ -27,8 +27,12 @@ def folders(root: str) -> int:
 
 
 def start_torch() -> None:
-    """Torch's own threads start now, so that no count takes them for UCM's."""
+    """Torch's own threads start now, so that no count takes them for UCM's.
+
+    From then on it has one, as in SGLang's GPU workers: those that wait for work spin.
+    """
     torch.zeros(1 << 22).copy_(torch.ones(1 << 22)).sum()
+    torch.set_num_threads(1)
 
 
 def drop(path: str) -> None:
