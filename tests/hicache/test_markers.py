@@ -369,3 +369,47 @@ def test_what_is_no_file_is_no_marker(site, planted):
     with pytest.raises(ValueError, match=marker.name):
         site.attach(kit.mha())
     assert elsewhere.is_file()
+
+
+@pytest.mark.parametrize("role", ["anchor", "sidecar"])
+def test_a_marker_that_went_with_its_folder_comes_back(site, role):
+    """Folders removed under a running server: no block is there again without its marker."""
+    pool, names = kit.mha(), kit.keys(2)
+    anchor, pools = (pool, {}) if role == "anchor" else (kit.logical(), {SWA: pool})
+    store = site.attach(anchor, pools, backends=2)
+    put = kit.put_kv if role == "anchor" else kit.put
+    words = () if role == "anchor" else (SWA,)
+    kit.fill(pool, range(2))
+    before = site.everything()
+    for backend in site.backends:
+        for folder in list(backend.iterdir()):
+            shutil.rmtree(folder)
+    put(store, *words, pool, names, range(2))
+    markers = {path for path in before if path.suffix == ".json"}
+    assert len(markers) == 2 and markers <= set(site.everything())
+    store.close()
+    other = (half(), {}) if role == "anchor" else (anchor, {SWA: half()})
+    with pytest.raises(ValueError, match="namespace"):
+        site.attach(*other, backends=2)
+
+
+def test_a_root_that_is_away_is_not_made_again(site):
+    pool = kit.mha()
+    store = site.attach(kit.logical(), {SWA: pool})
+    site.backends[0].rename(site.root / "away")
+    moved = kit.transfer(SWA, pool, kit.keys(1), [0])
+    assert store.batch_set_v2([moved]) == {SWA: [False]}
+    assert not site.backends[0].exists()
+    (site.root / "away").rename(site.backends[0])
+    assert store.batch_set_v2([moved]) == {SWA: [True]}
+
+
+def test_a_marker_of_another_format_that_came_instead(site):
+    """Somebody removed the folder and stored other pages there: nothing is stored beside."""
+    pool, names = kit.mha(), kit.keys(1)
+    store = site.attach(kit.logical(), {SWA: pool})
+    for folder in site.backends[0].iterdir():
+        shutil.rmtree(folder)
+    site.attach(kit.logical(), {SWA: half()}).close()
+    moved = kit.transfer(SWA, pool, names, [0])
+    assert store.batch_set_v2([moved]) == {SWA: [False]}

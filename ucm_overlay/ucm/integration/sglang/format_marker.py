@@ -100,15 +100,57 @@ def _dtype(pool: Any) -> str:
     return " ".join(types)
 
 
+def marker_paths(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]:
+    """The marker in each of these folders."""
+    family = f"{suffix}\n{sum(page_format.component_sizes)}".encode()
+    name = hashlib.md5(family, usedforsecurity=False).hexdigest()
+    return [os.path.join(folder, MARKER_FOLDER, f"{name}.json") for folder in folders]
+
+
+class Marked:
+    """Keeps the markers that a store has: folders can be removed under a running server."""
+
+    def __init__(
+        self,
+        folders: list[str],
+        roots: list[str],
+        suffix: str,
+        page_format: PageFormat,
+    ):
+        """roots: what claim() made folders below, for each of them."""
+        paths = marker_paths(folders, suffix, page_format)
+        rows = zip(paths, folders, roots, strict=True)
+        self._format = suffix, page_format
+        self._marked = {row: _identity(row[0]) for row in rows}
+
+    def restore(self) -> None:
+        """Look at those that are others now, write those that are gone; as claim().
+
+        Before a block can be there without. Not where the root is gone too: it can be a
+        mount that is away.
+        """
+        for row, known in self._marked.items():
+            path, folder, root = row
+            if known and _identity(path) != known and os.path.isdir(root):
+                claim([folder], *self._format)
+                self._marked[row] = _identity(path) or known
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def claim(folders: list[str], suffix: str, page_format: PageFormat) -> list[str]:
     """Check the marker in every folder and write it where it is missing.
 
     Returns the paths made, in the order made, for release() when what follows fails.
     ValueError for another format or a folder that cannot be used; nothing is left then.
     """
-    family = f"{suffix}\n{sum(page_format.component_sizes)}".encode()
-    name = hashlib.md5(family, usedforsecurity=False).hexdigest()
-    paths = [os.path.join(folder, MARKER_FOLDER, f"{name}.json") for folder in folders]
+    paths = marker_paths(folders, suffix, page_format)
     content = {"keys": suffix, **json.loads(json.dumps(asdict(page_format)))}
     made: list[str] = []
     try:

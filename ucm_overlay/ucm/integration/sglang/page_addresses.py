@@ -32,17 +32,22 @@ import torch
 
 from ucm.integration.sglang.page_layout import PageLayout, page_pointers
 
-# So many pages, from the first to the last, are compared before a distance is believed.
-_SAMPLES = 9
 
-
-@dataclass(frozen=True)
+@dataclass
 class _Grid:
-    """Pages at one distance. first: addresses of page 0; step: bytes to the next page."""
+    """Pages at one distance.
+
+    first: addresses of page 0. step: bytes to the next page. named: 1 for each page whose
+    address the pool itself has told to be there.
+    """
 
     first: tuple[int, ...]
     step: int
-    slots: int
+    named: bytearray
+
+    def addresses(self, pages: list[int]) -> list[int]:
+        steps = [page * self.step for page in pages]
+        return [first + step for step in steps for first in self.first]
 
 
 class PageAddresses:
@@ -50,7 +55,7 @@ class PageAddresses:
 
     SGLang's get_page_buffer_meta() makes a Python object of every slot, 8,192 of them for
     128 pages of 64 tokens, before the first byte can move. But its pools lay their pages at
-    one distance, so that few addresses tell the others.
+    one distance. So each page is asked for once, and computed from then on.
     """
 
     def __init__(self, pool: Any, layout: PageLayout):
@@ -61,18 +66,36 @@ class PageAddresses:
         """uint64 [pages, component_count]: the pages that start in every tokens-th slot.
 
         The pool is asked for the last of them each time, and for all where that lies
-        elsewhere or slots are no starts of its pages. Raises what page_pointers() does.
+        elsewhere, one is new, or slots are no starts of its pages. Raises what
+        page_pointers() does.
         """
-        tokens, grid = self._layout.tokens, self._grid
-        if grid and pages > 1:
-            starts = slots[::tokens].tolist()
-            if _are_page_starts(starts, tokens, grid.slots):
-                steps = [slot // tokens * grid.step for slot in starts]
-                found = [first + step for step in steps for first in grid.first]
-                width, last = len(grid.first), slots[-tokens:]
-                if self._lies_at(found[-width:], last):
-                    return np.array(found, dtype=np.uint64).reshape(pages, width)
-        return page_pointers(self._pool, self._layout, slots, pages)
+        grid = self._grid
+        numbers = self._page_numbers(grid, slots) if grid and pages > 1 else None
+        if numbers is None:
+            return page_pointers(self._pool, self._layout, slots, pages)
+        computed, width = grid.addresses(numbers), len(grid.first)
+        last = slots[-self._layout.tokens :]
+        if all([grid.named[page] for page in numbers]) and self._lies_at(
+            computed[-width:], last
+        ):
+            return np.array(computed, dtype=np.uint64).reshape(pages, width)
+        told = page_pointers(self._pool, self._layout, slots, pages)
+        if told.ravel().tolist() == computed:
+            for page in numbers:
+                grid.named[page] = 1
+        else:
+            self._grid = None  # its memory is another, or its pages lie otherwise
+        return told
+
+    def _page_numbers(self, grid: _Grid, slots: torch.Tensor) -> list[int] | None:
+        """None where a slot starts no page of the pool."""
+        tokens = self._layout.tokens
+        starts = slots[::tokens].tolist()
+        if min(starts) < 0 or max(starts) >= len(grid.named) * tokens:
+            return None
+        if any([slot % tokens for slot in starts]):
+            return None
+        return [slot // tokens for slot in starts]
 
     def _lies_at(self, addresses: list[int], page: torch.Tensor) -> bool:
         meta = self._pool.get_page_buffer_meta(page)
@@ -82,28 +105,15 @@ class PageAddresses:
         )
 
 
-def _are_page_starts(slots: list[int], tokens: int, end: int) -> bool:
-    return (
-        min(slots) >= 0
-        and max(slots) < end
-        and not any([slot % tokens for slot in slots])
-    )
-
-
 def _find_grid(pool: Any, layout: PageLayout) -> _Grid | None:
-    """None where pages do not lie at one distance, or have empty components."""
-    if 0 in layout.sizes:
+    """None where pages have empty components, or the pool moves them (SGLang 0.5.23's
+    UnifiedPageEnvelopeHostPool does when it compacts its domain)."""
+    if 0 in layout.sizes or getattr(pool, "shared_allocation_domain", None) is not None:
         return None
     try:
-        pages = pool.size // layout.tokens
-        numbers = np.linspace(0, pages - 1, min(pages, _SAMPLES), dtype=np.int64)
-        numbers = np.union1d(numbers, [1])
-        slots = numbers[:, None] * layout.tokens + np.arange(layout.tokens)
-        slots = torch.from_numpy(slots.ravel())
-        found = page_pointers(pool, layout, slots, len(numbers)).astype(object)
+        slots = torch.arange(2 * layout.tokens, dtype=torch.int64)
+        first, second = page_pointers(pool, layout, slots, 2).tolist()
+        named = bytearray(pool.size // layout.tokens)
     except Exception:  # a transfer asks again, and reports
         return None
-    step = found[1][0] - found[0][0]
-    if (found != found[0] + numbers[:, None] * step).any():
-        return None
-    return _Grid(tuple(found[0]), step, pages * layout.tokens)
+    return _Grid(tuple(first), second[0] - first[0], named)

@@ -38,7 +38,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 
-from ucm.integration.sglang.format_marker import PageFormat
+from ucm.integration.sglang.format_marker import Marked, PageFormat
 from ucm.integration.sglang.hicache_keys import block_ids
 from ucm.integration.sglang.log_limit import LogLimit
 from ucm.integration.sglang.page_addresses import PageAddresses
@@ -84,6 +84,7 @@ class PoolStore:
         layout: PageLayout,
         page_format: PageFormat,
         suffix: str,
+        marked: Marked,
         store: Any,
         exporters: Sequence[Exporter] = (),
     ):
@@ -93,6 +94,7 @@ class PoolStore:
         self.store = store
         self._format = page_format
         self._suffix = suffix
+        self._marked = marked
         options = getattr(store, "config", {})
         self.folders = list(options.get("storage_backends", []))
         self._direct = bool(options.get("io_direct"))
@@ -180,6 +182,8 @@ class PoolStore:
         began = time.perf_counter()
         try:
             slots = page_slots(self.layout, host_indices, len(keys))
+            if op == "set":
+                self._marked.restore()
             finish = self._submit(op, keys, slots)
         except Exception as e:
             self._failures.report(op, len(keys), len(keys), e)
@@ -209,8 +213,9 @@ class ZeroCopyPoolStore(PoolStore):
         self._addresses = PageAddresses(pool, layout)
 
     def regauge(self, pool: Any) -> None:
+        addresses = PageAddresses(pool, self.layout)
         super().regauge(pool)
-        self._addresses = PageAddresses(pool, self.layout)
+        self._addresses = addresses
 
     def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
         addresses = self._addresses.find(slots, len(keys))

@@ -34,6 +34,9 @@ namespace UC::PosixStore {
 using Clock = std::chrono::steady_clock;
 
 static constexpr int64_t StuckMs = 1000;
+// A thread too many ends when there was nothing to do for so long: on a slow mount the others may
+// soon be stuck again.
+static constexpr auto SurplusTime = std::chrono::seconds(3);
 // A thread stays with a job for that long before it looks for others that wait.
 static constexpr auto Turn = std::chrono::microseconds(100);
 
@@ -185,6 +188,16 @@ size_t WorkerPool::Limit() const
            });
 }
 
+/** Others came while some were stuck, which move again. */
+bool WorkerPool::TooMany() const { return workers_.size() > Limit(); }
+
+void WorkerPool::Retire(Worker& self)
+{
+    const auto here = std::find_if(workers_.begin(), workers_.end(),
+                                   [&](const auto& worker) { return &worker == &self; });
+    retired_.splice(retired_.end(), workers_, here);
+}
+
 /** Finds `wanted` threads for new work: idle ones first, then new ones. */
 void WorkerPool::Staff(size_t wanted)
 {
@@ -250,15 +263,16 @@ void WorkerPool::Loop(Worker& self)
             continue;
         }
         if (stop_) { return; }
-        if (workers_.size() > Limit()) {  // others came while some of them were stuck
-            const auto here = std::find_if(workers_.begin(), workers_.end(),
-                                           [&](const auto& worker) { return &worker == &self; });
-            retired_.splice(retired_.end(), workers_, here);
-            return;
-        }
         nIdle_++;
-        work_.wait(lock, [this] { return stop_ || nWoken_ > 0; });
+        const auto woken = [this] { return stop_ || nWoken_ > 0; };
+        auto ends = false;
+        if (TooMany()) {
+            ends = !work_.wait_for(lock, SurplusTime, woken) && TooMany();
+        } else {
+            work_.wait(lock, woken);
+        }
         nIdle_--;
+        if (ends) { return Retire(self); }
         nWoken_ -= nWoken_ > 0;
     }
 }

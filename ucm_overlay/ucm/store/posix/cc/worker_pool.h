@@ -52,7 +52,8 @@ public:
  * once. Threads are started when work finds none of them idle, up to the largest limit of all
  * lanes. One that has been in a step for a second does not count: a mount that hangs takes no
  * more threads than its own lanes may have, and none that other stores need. Once it moves again
- * there is one too many, and that ends. Lanes that move are served before those that are stuck.
+ * there is one too many, which ends after a while without work. Lanes that move are served before
+ * those that are stuck.
  */
 class WorkerPool {
 public:
@@ -109,6 +110,8 @@ private:
     Status StartOne();
     void JoinRetired();
     size_t Limit() const;
+    bool TooMany() const;
+    void Retire(Worker& self);
     void Staff(size_t wanted);
     void StaffLeft();
     Lane* NextLane();
