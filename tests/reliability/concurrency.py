@@ -1,6 +1,7 @@
 """Processes and threads that store, load and look up the same keys, while files are removed."""
 
 import io
+import itertools
 import json
 import multiprocessing
 import time
@@ -20,6 +21,7 @@ from ucm.integration.sglang.hicache.__main__ import main
 SCALE, BATCH = 64, 8
 BOTH = "cleared and pruned"
 PHASES = ("quiet", "pruned", "cleared", BOTH)
+WARM_UP = "warm-up"  # as the quiet phase
 # Between two removals; beside each other they shall meet the same files.
 PAUSE_S = {"pruned": 0.2, "cleared": 0.3, BOTH: 0.02}
 CLEARING = 2  # processes that call clear(), one of each engine
@@ -79,10 +81,10 @@ class Worker:
                 if not all(map(all, found.values())):
                     raise Wrong(f"seed {self.plan.seed}: {keys} not stored: {found}")
             else:
-                self._read(keys, pages, may_vanish=phase != "quiet")
+                self._read(keys, pages, phase)
             self.slowest = max(self.slowest, time.monotonic() - begin)
 
-    def _read(self, keys, pages, may_vanish: bool) -> None:
+    def _read(self, keys, pages, phase: str) -> None:
         """Look up, load, check every byte."""
         deployment, seed = self.deployment, self.plan.seed
         present = deployment.present(keys)
@@ -90,12 +92,13 @@ class Worker:
         self.tally["looked up"] += len(keys) * len(found)
         self.tally["bytes"] += deployment.check(keys, pages, found, seed)
         self._count("loaded", found)
+        self.tally[loaded(phase)] += sum(map(sum, found.values()))
         stranger = self.dice.sample(self.plan.strangers, 1)
         if any(deployment.present(stranger).values()):
             raise Wrong(f"seed {seed}: {stranger} was never stored and is present")
         for name, done in found.items():
             lost = [k for k, ok in zip(keys, done, strict=True) if not ok]
-            if not may_vanish and present[name].intersection(lost):
+            if phase in (WARM_UP, "quiet") and present[name].intersection(lost):
                 raise Wrong(f"seed {seed}: {name} {lost}: present, and not loaded")
 
     def _count(self, what: str, found: dict) -> None:
@@ -103,16 +106,31 @@ class Worker:
         self.tally[f"not {what}"] += sum(done.count(False) for done in found.values())
 
 
+def loaded(phase: str) -> str:
+    return f"loaded, {phase}"
+
+
 def clear_now_and_then(plan: Plan, deployment: Deployment, phase: str, seconds: float):
-    """How often clear() did its work meanwhile, with blocks there to remove."""
+    """How often clear() removed blocks meanwhile: all that its folders had before."""
+    pools = deployment.store.connector.pools.stores()
+    folders = [Path(folder) for pool in pools for folder in pool.folders]
     end, cleared = time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        there = bool(blocks(plan.root))
+        before = files(folders)
         if not deployment.store.clear():
             raise Wrong(f"seed {plan.seed}: clear() failed in phase {phase}")
-        cleared += there
+        cleared += bool(before) and not before & files(folders)
         time.sleep(PAUSE_S[phase])
     return cleared
+
+
+def files(folders: list[Path]) -> set[tuple[Path, int]]:
+    """The blocks, and what tells each from one that is stored in its place."""
+    found = set()
+    for path in itertools.chain(*map(blocks, folders)):
+        with suppress(FileNotFoundError):
+            found.add((path, path.stat().st_mtime_ns))
+    return found
 
 
 def phase_of(plan: Plan, deployment, workers, phase: str, seconds: float, number: int):
@@ -133,7 +151,7 @@ def serve(plan: Plan, number: int) -> dict:
     """One process: warm up, then every phase; counts are taken while nothing moves."""
     deployment = attach(plan, number)
     workers = [Worker(plan, deployment, number, t) for t in range(plan.threads)]
-    phase_of(plan, deployment, workers, "quiet", min(5.0, plan.share), number)
+    phase_of(plan, deployment, workers, WARM_UP, min(5.0, plan.share), number)
     before, cleared = counts(), {}
     for phase in PHASES:
         share = plan.share
@@ -149,7 +167,7 @@ def serve(plan: Plan, number: int) -> dict:
 def prune(plan: Plan) -> dict:
     """In two phases: remove any blocks, then half of the rest by the operators' command."""
     dice, share, removed = picks(plan.seed, "prune"), plan.share, Counter()
-    for phase in ("quiet", *PHASES):
+    for phase in (WARM_UP, *PHASES):
         plan.barrier.wait()
         end = time.monotonic() + share
         while phase in ("pruned", BOTH) and time.monotonic() < end:
@@ -206,7 +224,7 @@ def judge(found: list[dict], removed: dict) -> None:
             raise Wrong(f"no blocks were {what} from outside")
     for what in ("cleared", "cleared beside prune"):
         if not all(one[what] for one in found[:CLEARING]):
-            raise Wrong(f"clear() never worked: {what} {[one[what] for one in found]}")
+            raise Wrong(f"clear() removed nothing: {what} {[o[what] for o in found]}")
     for number, one in enumerate(found):
         before, after = one["before"], one["after"]
         for what in ("descriptors", "threads"):
@@ -214,8 +232,9 @@ def judge(found: list[dict], removed: dict) -> None:
                 raise Wrong(f"process {number}: {what} {before[what]} -> {after[what]}")
         if after["rss"] - before["rss"] > GROWTH:
             raise Wrong(f"process {number}: {before['rss']} -> {after['rss']} bytes")
-        if not one.get("loaded") or not one.get("stored"):
-            raise Wrong(f"process {number} moved nothing: {one}")
+        for phase in PHASES:
+            if not one.get(loaded(phase)) or not one.get("stored"):
+                raise Wrong(f"process {number} moved nothing in phase {phase}: {one}")
 
 
 def run(
@@ -268,6 +287,7 @@ TOLD = {
     "not stored": "pages not stored",
     "looked up": "pages looked up",
     "loaded": "pages loaded",
+    **{loaded(phase): f"pages loaded, {phase}" for phase in PHASES},
     "not loaded": "pages not there",
     "bytes": "bytes compared",
     "cleared": "times cleared",

@@ -146,9 +146,25 @@ def test_concurrency(tmp_path, monkeypatch, what):
         concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
-def test_clear_that_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(kit.UnifiedCacheStore, "clear", lambda self: False)
-    with pytest.raises(Wrong, match="clear.. failed in phase cleared"):
+@pytest.mark.parametrize("says", [False, True])
+def test_clear_that_does_nothing(tmp_path, monkeypatch, says):
+    """And says so, or not."""
+    monkeypatch.setattr(kit.UnifiedCacheStore, "clear", lambda self: says)
+    words = {False: "failed in phase cleared", True: "removed nothing: cleared"}
+    with pytest.raises(Wrong, match=f"clear.. {words[says]}"):
+        concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+
+
+def test_phase_without_loads(tmp_path, monkeypatch):
+    """Nothing is ever there in one phase: no wrong byte, and no proof."""
+    real, gone = concurrency.Worker._read, concurrency.BOTH
+
+    def read(self, keys, pages, phase):
+        keys = self.plan.strangers[: len(keys)] if phase == gone else keys
+        real(self, keys, pages, phase)
+
+    monkeypatch.setattr(concurrency.Worker, "_read", read)
+    with pytest.raises(Wrong, match=f"moved nothing in phase {gone}"):
         concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
@@ -159,7 +175,7 @@ def test_clear_and_prune_side_by_side(what):
     worker = {"cleared": 2, "cleared beside prune": 1}
     for counts in (removed, worker):
         counts.update({what: 0} if what in counts else {})
-    with pytest.raises(Wrong, match=f"(no blocks were|never worked:) {what}"):
+    with pytest.raises(Wrong, match=f"(no blocks were|removed nothing:) {what}"):
         concurrency.judge([worker, worker], removed)
 
 
