@@ -262,14 +262,15 @@ def _ids(kind: Kind, site: kit.Site, dice) -> str:
 
 
 def _refused(refused: Callable, odd: object, call: str) -> None:
-    """With the length, where there is one."""
+    """With the length, or the type of what is no bytes."""
+    is_bytes = isinstance(odd, bytes)
+    word = f"{len(odd)} bytes" if is_bytes else type(odd).__name__
     try:
         refused()
     except (ValueError, TypeError) as e:
-        length = len(odd) if isinstance(odd, bytes) else ""
-        if re.search(rf"\b{length}\b", str(e)):
+        if re.search(rf"\b{word}\b", str(e)):
             return
-        raise Wrong(f"{call}: does not tell the length of {odd!r}: {e}") from e
+        raise Wrong(f"{call}: does not tell {word!r} of {odd!r}: {e}") from e
     raise Wrong(f"{call} took {odd!r}")
 
 

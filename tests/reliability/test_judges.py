@@ -278,7 +278,7 @@ def test_metadata_ids(tmp_path, monkeypatch, what):
         return [True] * len(ids)
 
     monkeypatch.setattr(FaultStore, "lookup", lookup)
-    found = {"taken": "lookup took b''", "unnamed": "lookup: does not tell the length"}
+    found = {"taken": "lookup took b''", "unnamed": "lookup: does not tell '"}
     with pytest.raises(Wrong, match=found[what]):
         metadata.run(100, 1, tmp_path)
 

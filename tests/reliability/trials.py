@@ -8,9 +8,11 @@ One that cannot be made here fails the run, unless it may be skipped.
 import errno
 import logging
 import os
+import re
 import resource
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 import hicache_kit as kit
 import pytest
+import torch
 from deployments import Deployment, Wrong, alone, keys_of, temporaries
 from fuse_disk import Disk, pair
 from hosts import become, private_mounts, read_only_view, remount, small_disk
@@ -58,10 +61,14 @@ class Trial:
         self.log.lines.clear()
 
     @staticmethod
-    def attach(root: Path, **options) -> Deployment:
-        pools = kit.v4_pools(SCALE, 2 * N) | {MAMBA: kit.mamba(pages=2 * N)}
+    def pools() -> dict:
+        return kit.v4_pools(SCALE, 2 * N) | {MAMBA: kit.mamba(pages=2 * N)}
+
+    @classmethod
+    def attach(cls, root: Path, **options) -> Deployment:
         options = {"timeout_ms": TIMEOUT_MS} | options
-        return Deployment(kit.Site(root), kit.logical(), pools, mla=True, **options)
+        anchor, pools = kit.logical(), cls.pools()
+        return Deployment(kit.Site(root), anchor, pools, mla=True, **options)
 
     def path(self, name: str) -> Path:
         """A pool's own folder."""
@@ -253,10 +260,8 @@ def root_away(folder: Path) -> None:
 
 
 def folders_gone(folder: Path) -> None:
-    """Folders below the root are removed: a pool's own ones come back with their first block.
-
-    The namespace itself does not, for it may be a mount that is away: its pages stay misses
-    until it is there again.
+    """Folders below the root are removed: a pool's own ones come back with their first block,
+    and with the marker of its format. What they lie in does not: see root_away().
     """
     trial = Trial(folder)
     everything = trial.everything
@@ -269,11 +274,24 @@ def folders_gone(folder: Path) -> None:
     for path in map(trial.path, everything):
         shutil.rmtree(path)
     trial.must("get", KEYS, **everything)
-    trial.fails("set", NEW, "ENOENT", **everything)
-    for path in map(trial.path, everything):
-        path.mkdir()
     trial.must("set", KEYS)
     trial.recovered()
+    for path in map(trial.path, everything):
+        trial.same(len([*path.glob(".layout/*.json")]), 1)
+    _other_types_are_refused(trial)
+
+
+def _other_types_are_refused(trial: Trial) -> None:
+    """A pool of the same shape whose numbers are of another type; each in turn."""
+    site, model = trial.live.site, trial.live.owner[0]
+    for name, pool in trial.pools().items():
+        setattr(pool, "temporal_dtype" if name == MAMBA else "dtype", torch.complex64)
+        try:
+            site.attach(kit.logical(), {name: pool}, model=model, mla=True)
+        except ValueError as e:
+            trial.same("holds pages of another format" in str(e), True)
+        else:
+            raise Wrong(f"pool {name}: numbers of another type were taken")
 
 
 # ---- limits of the process ----
@@ -359,13 +377,16 @@ def io_errors_around(folder: Path) -> None:
     trial = Trial(disk.mount, posix_sync="full")
     with disk.on("stat", trial.block(SWA, KEYS[2]), error=errno.EIO):
         trial.absent(KEYS, trial.answers(swa=[2]))
-        trial.told("lookup", "")  # a miss as any other
+        trial.told("lookup", "")  # a miss as any other; the store's own log tells
+        told = _store_log(disk.mount, folder / "log")
+        if not re.search(rf"Failed.5. to stat file.*{trial.block(SWA, KEYS[2])}", told):
+            raise Wrong(f"the store's log: {told}")
         trial.fails("get", KEYS, "EIO", swa=[2])
     trial.log.lines.clear()
     with disk.on("open", trial.block(C4, KEYS[1]), error=errno.EIO):
         trial.absent(KEYS, trial.answers())
         trial.fails("get", KEYS, "EIO", **{C4: [1]})
-    for inner in trial.path(STATE).iterdir():
+    for inner in trial.path(STATE).glob("[0-9a-f]*"):
         shutil.rmtree(inner)
     for name, op in ((STATE, "mkdir"), (MAMBA, "sync")):
         trial.log.lines.clear()
@@ -376,6 +397,16 @@ def io_errors_around(folder: Path) -> None:
         trial.must("set", keys)
     trial.must("set", KEYS)
     trial.recovered()
+
+
+def _store_log(root: Path, logs: Path) -> str:
+    """What the store itself logs at a lookup of KEYS, in a process where it may."""
+    code = "from trials import *; Trial.attach(Path(sys.argv[1])).present(KEYS)"
+    words = [sys.executable, "-c", f"import sys, _where\n{code}", str(root)]
+    env = os.environ | {"UC_LOGGER_LEVEL": "error", "UCM_LOG_PATH": str(logs)}
+    here = Path(__file__).parent
+    run = subprocess.run(words, cwd=here, env=env, capture_output=True, text=True, check=False)
+    return run.stdout + run.stderr
 
 
 def cut_and_interrupted(folder: Path) -> None:
@@ -568,6 +599,42 @@ def no_starving(folder: Path) -> None:
         )
 
 
+def slow_beside_good(folder: Path) -> None:
+    """One mount is slow and never idle; the stores of another one hardly notice.
+
+    Its writes take longer than a thread may before it counts as stuck: others come and go all
+    the time, and must not go where the good stores wait for them.
+    """
+    _, disk = pair(folder)
+    (folder / "memory").mkdir()
+    small_disk(folder / "memory", 8 << 30)
+    patient = {"timeout_ms": 30000}
+    trial, other = Trial(disk.mount, **patient), Trial(folder / "memory", **patient)
+    number, over = disk.add("write", delay_ms=1100), threading.Event()
+    queue = [Background(lambda n=n: _store_on(trial, n, over)) for n in range(2)]
+    begin, took, moving = time.monotonic(), [], set()
+    while (start := time.monotonic()) < begin + 12:
+        other.must("set", keys_of(N, len(took)))
+        took.append(time.monotonic() - start)
+        moving.add(int((time.monotonic() - begin) * 4))
+    over.set()
+    trial.same([waiting.finished(20) for waiting in queue], [True] * 2)
+    disk.drop(number)
+    trial.recovered()
+    if max(took) > 3 or len(moving) < 24:
+        raise Wrong(
+            f"beside a slow mount: {len(took)} stores in {len(moving)} of 48 quarters of a "
+            f"second, the longest took {max(took)} s"
+        )
+
+
+def _store_on(trial: Trial, writer: int, over: threading.Event) -> None:
+    """One pool's new pages, until it is over."""
+    rounds = iter(range(10**6))
+    while not over.is_set():
+        trial.move("set", SWA, keys_of(2 * N, (writer, next(rounds))), range(2 * N))
+
+
 def dead_server(folder: Path) -> None:
     """The file system's server dies under the connector, and is mounted again."""
     backing, disk = pair(folder)
@@ -601,6 +668,7 @@ CASES = {
     "write from staging hangs": partial(hung_staging, op="set"),
     "write hangs past the timeout": hung_write,
     "one mount hangs, another does not": no_starving,
+    "one mount is slow, another is not": slow_beside_good,
 }
 
 
