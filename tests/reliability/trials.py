@@ -285,7 +285,9 @@ def _other_types_are_refused(trial: Trial) -> None:
     """A pool of the same shape whose numbers are of another type; each in turn."""
     site, model = trial.live.site, trial.live.owner[0]
     for name, pool in trial.pools().items():
-        setattr(pool, "temporal_dtype" if name == MAMBA else "dtype", torch.complex64)
+        field = "temporal_dtype" if name == MAMBA else "dtype"
+        size = getattr(pool, field).itemsize
+        setattr(pool, field, {1: torch.int8, 2: torch.int16, 4: torch.int32}[size])
         try:
             site.attach(kit.logical(), {name: pool}, model=model, mla=True)
         except ValueError as e:
@@ -405,7 +407,9 @@ def _store_log(root: Path, logs: Path) -> str:
     words = [sys.executable, "-c", f"import sys, _where\n{code}", str(root)]
     env = os.environ | {"UC_LOGGER_LEVEL": "error", "UCM_LOG_PATH": str(logs)}
     here = Path(__file__).parent
-    run = subprocess.run(words, cwd=here, env=env, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        words, cwd=here, env=env, capture_output=True, text=True, check=False
+    )
     return run.stdout + run.stderr
 
 
