@@ -372,8 +372,8 @@ def test_what_is_no_file_is_no_marker(site, planted):
 
 
 @pytest.mark.parametrize("role", ["anchor", "sidecar"])
-def test_a_marker_that_went_with_its_folder_comes_back(site, role):
-    """Folders removed under a running server: no block is there again without its marker."""
+def test_a_marker_that_was_removed_comes_back(site, role):
+    """With the blocks, under a running server: none is there again without its marker."""
     pool, names = kit.mha(), kit.keys(2)
     anchor, pools = (pool, {}) if role == "anchor" else (kit.logical(), {SWA: pool})
     store = site.attach(anchor, pools, backends=2)
@@ -381,9 +381,9 @@ def test_a_marker_that_went_with_its_folder_comes_back(site, role):
     words = () if role == "anchor" else (SWA,)
     kit.fill(pool, range(2))
     before = site.everything()
-    for backend in site.backends:
-        for folder in list(backend.iterdir()):
-            shutil.rmtree(folder)
+    for folder in {path.parents[1] for path in before if path.suffix == ".json"}:
+        for inner in folder.iterdir():
+            shutil.rmtree(inner)
     put(store, *words, pool, names, range(2))
     markers = {path for path in before if path.suffix == ".json"}
     assert len(markers) == 2 and markers <= set(site.everything())
@@ -393,14 +393,18 @@ def test_a_marker_that_went_with_its_folder_comes_back(site, role):
         site.attach(*other, backends=2)
 
 
-def test_a_root_that_is_away_is_not_made_again(site):
+@pytest.mark.parametrize("levels", [1, 2])
+def test_a_folder_that_is_away_is_not_made_again(site, levels):
+    """The pool's own and the backend's: each can be a mount."""
     pool = kit.mha()
     store = site.attach(kit.logical(), {SWA: pool})
-    site.backends[0].rename(site.root / "away")
+    (marker,) = site.root.rglob("*.json")
+    folder = marker.parents[1] if levels == 1 else site.backends[0]
+    folder.rename(site.root / "away")
     moved = kit.transfer(SWA, pool, kit.keys(1), [0])
     assert store.batch_set_v2([moved]) == {SWA: [False]}
-    assert not site.backends[0].exists()
-    (site.root / "away").rename(site.backends[0])
+    assert not folder.exists()
+    (site.root / "away").rename(folder)
     assert store.batch_set_v2([moved]) == {SWA: [True]}
 
 

@@ -260,8 +260,11 @@ def root_away(folder: Path) -> None:
 
 
 def folders_gone(folder: Path) -> None:
-    """Folders below the root are removed: a pool's own ones come back with their first block,
-    and with the marker of its format. What they lie in does not: see root_away().
+    """Folders below a pool's own are removed: they come back with their first block, and
+    with the marker of its format.
+
+    The pool's own does not, for it may be a mount that is away: its pages stay misses until
+    it is there again.
     """
     trial = Trial(folder)
     everything = trial.everything
@@ -274,6 +277,9 @@ def folders_gone(folder: Path) -> None:
     for path in map(trial.path, everything):
         shutil.rmtree(path)
     trial.must("get", KEYS, **everything)
+    trial.fails("set", NEW, "ENOENT", **everything)
+    for path in map(trial.path, everything):
+        path.mkdir()
     trial.must("set", KEYS)
     trial.recovered()
     for path in map(trial.path, everything):

@@ -108,30 +108,22 @@ def marker_paths(folders: list[str], suffix: str, page_format: PageFormat) -> li
 
 
 class Marked:
-    """Keeps the markers that a store has: folders can be removed under a running server."""
+    """Keeps the markers that a store has: they can be removed under a running server."""
 
-    def __init__(
-        self,
-        folders: list[str],
-        roots: list[str],
-        suffix: str,
-        page_format: PageFormat,
-    ):
-        """roots: what claim() made folders below, for each of them."""
-        paths = marker_paths(folders, suffix, page_format)
-        rows = zip(paths, folders, roots, strict=True)
+    def __init__(self, folders: list[str], suffix: str, page_format: PageFormat):
+        rows = zip(marker_paths(folders, suffix, page_format), folders, strict=True)
         self._format = suffix, page_format
         self._marked = {row: _identity(row[0]) for row in rows}
 
     def restore(self) -> None:
         """Look at those that are others now, write those that are gone; as claim().
 
-        Before a block can be there without. Not where the root is gone too: it can be a
+        Before a block can be there without. Not where the folder is gone too: it can be a
         mount that is away.
         """
         for row, known in self._marked.items():
-            path, folder, root = row
-            if known and _identity(path) != known and os.path.isdir(root):
+            path, folder = row
+            if known and _identity(path) != known and os.path.isdir(folder):
                 claim([folder], *self._format)
                 self._marked[row] = _identity(path) or known
 

@@ -105,12 +105,7 @@ class StoreFactory:
                 layout,
                 page_format,
                 suffix,
-                format_marker.Marked(
-                    options["storage_backends"],
-                    self.config.backends,
-                    suffix,
-                    page_format,
-                ),
+                format_marker.Marked(options["storage_backends"], suffix, page_format),
                 self._create(name, options),
                 self._exporters,
             )
