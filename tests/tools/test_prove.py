@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,11 +118,58 @@ def test_what_gets_faster_may_do_as_before(project, ucm, kind: str, end: str):
 
 def test_new_api_is_marked_and_not_counted(project: Project, ucm: Path):
     text = case(10) + f"\n// NEEDS {ENGINE} line_10(int n)"
-    entry(ucm, 10, "new-api UCPosix10Test", case=text)
+    entry(ucm, 10, "new-api UCPosix10Test", kind="Feat", case=text)
     refresh(project, ucm)
     assert walk(project) == [["0001", "does not build", "passes: 1", "passes: 1", "ok"]]
     table = (project.root / "docs" / "bisect.md").read_text()
     assert "UCPosix10Test (new-api)" in table and "the tests of 0 fail" in table
+
+
+@pytest.mark.parametrize(
+    "kind, mark, end",
+    [
+        ("Feat", "new-api ", "PROVES NOTHING"),
+        ("Test", "", "ok"),
+        ("Bugfix][Test", "", "PROVES NOTHING"),
+        ("Opt][Bugfix", "", "PROVES NOTHING"),
+    ],
+)
+def test_what_excuses_a_test_that_passes_before(project, ucm, kind, mark, end: str):
+    """Not that it is said to be of new API, and nothing where a fault is said to be."""
+    text = case(5, line=4).replace("(int n)", "()")
+    entry(ucm, 5, f"{mark}UCPosix5Test", kind=kind, case=text)
+    refresh(project, ucm)
+    rows = walk(project, code=int(end != "ok"))
+    assert rows == [["0001", "passes: 1", "passes: 1", "passes: 1", end]]
+
+
+def test_a_kept_result_is_judged_anew(project: Project, ucm: Path):
+    """Another subject is not another result, but may be another verdict."""
+    text = case(5, line=4).replace("(int n)", "()")
+    entry(ucm, 5, "UCPosix5Test", kind="Test", case=text)
+    refresh(project, ucm)
+    walk(project)
+    first = builds(project)
+    told = message("[Bugfix] Change line 5", "posix-store", "UCPosix5Test")
+    git(ucm, "commit", "-q", "--amend", "-F", "-", text=told)
+    refresh(project, ucm)
+    assert walk(project, code=1)[0][-1] == "PROVES NOTHING"
+    assert builds(project) == first
+
+
+def test_records_of_worktrees_that_are_not_ours(project: Project, ucm: Path):
+    """One on a disk that is not plugged in right now, and our own that was removed."""
+    away = project.root.parent / "usb"
+    git(ucm, "worktree", "add", "-q", "--detach", str(away))
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    refresh(project, ucm)
+    away.rename(away.with_name("unplugged"))
+    walk(project)
+    shutil.rmtree(project.root / "build" / "points" / "ucm")
+    (project.root / "docs" / "data" / "points.json").unlink()
+    walk(project)
+    away.with_name("unplugged").rename(away)
+    assert git(away, "rev-parse", "HEAD") == git(project.base, "rev-parse", "HEAD")
 
 
 def test_a_point_that_breaks_others_tests(project: Project, ucm: Path):
