@@ -150,6 +150,39 @@ def test_status_when_upstream_took_a_patch_and_a_file(project: Project):
     assert "not the pinned" in out
 
 
+def test_status_of_an_upstream_that_took_a_patch_back(project: Project):
+    ucm = project.clone()
+    replace(ucm, ENGINE, "engine_line_20()", "engine_line_20(int n)")
+    commit_plain(ucm, "took it (#7)")
+    assert states(project.ok("status", "--ucm", ucm))["0001"] == "already upstream"
+    replace(ucm, ENGINE, "engine_line_2()", "engine_row_2()")
+    commit_plain(ucm, "went on")
+    git(ucm, "revert", "--no-edit", "HEAD~1")
+    assert states(project.ok("status", "--ucm", ucm))["0001"] == "missing"
+
+
+def test_status_of_another_upstream(project: Project):
+    """The series is applied here; what the branch that it shall move to has of it."""
+    ucm = project.applied()
+    side = ucm.parent / "side"
+    git(ucm, "worktree", "add", "-q", "-b", "theirs", str(side), "HEAD~3")
+    replace(side, ENGINE, "engine_line_20()", "engine_line_20(int n)")
+    write(side, KEYS, "upstream = 1\n")
+    tip = commit_plain(side, "took it")
+    before = snapshot(ucm)
+    out = project.ok("status", "--ucm", ucm, "--to", "theirs")
+    assert snapshot(ucm) == before
+    assert f"upstream  theirs at {tip[:12]}\n" in out
+    known = [row.split()[:2] for row in out.splitlines() if row.endswith("has it)")]
+    assert [state for state, _ in known] == ["applied", "same"]
+    assert known[0][1].startswith("0001-") and known[1][1] == KEYS
+    last = out.splitlines()[-1]
+    assert "1 patches applied (upstream has it), " in last
+    assert "has it" not in project.ok("status", "--ucm", ucm)
+    done = project.run("status", "--ucm", ucm, "--to", "nowhere")
+    refused(done, "there is no commit nowhere", code=2)
+
+
 def test_status_of_a_series_with_lost_files(project: Project):
     """It never fails because of findings."""
     ucm = project.applied()
