@@ -1,6 +1,7 @@
 """What a tool says when it refuses, and how it exits: 0 done, 1 a check failed, 2 wrong use, 3 a human is needed."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,12 +32,17 @@ def run(tool: str, main: Callable[[], int | None]) -> None:
         stream.reconfigure(errors="backslashreplace")
     try:
         code = main() or 0
+        sys.stdout.flush()
     except Refusal as refusal:
         print(refusal.block(tool), file=sys.stderr)
         code = refusal.code
     except KeyboardInterrupt:
-        print(f"{tool}: interrupted", file=sys.stderr)
+        next = "next: the same command again, which goes on or tells how to"
+        print(f"{tool}: interrupted\n{next}", file=sys.stderr)
         code = 130
+    except BrokenPipeError:  # of `make status | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
     except Exception as error:
         if os.environ.get("V") == "1":
             traceback.print_exc()
