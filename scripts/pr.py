@@ -43,7 +43,8 @@ One commit each, in this order.
 
 ## Test
 
-Built for the CPU, `cmake -DCMAKE_BUILD_TYPE=Debug -DRUNTIME_ENVIRONMENT=simu -DBUILD_UNIT_TESTS=ON`.
+Built for the CPU, `cmake {cmake}`: dependencies are headers of their PyPI packages, of the
+stores' tests only `case/posix` and `case/detail` are compiled.
 {ours}
 ```
 {tests}```
@@ -52,6 +53,14 @@ What each test said before:
 
 {before}
 """
+# Of the CMake cache of what ran; the others name folders.
+SHOWN = (
+    "CMAKE_BUILD_TYPE DOWNLOAD_DEPENDENCE RUNTIME_ENVIRONMENT BUILD_UNIT_TESTS".split()
+)
+# Whatever the checkout's settings and attributes say: what clang-format-diff.py reads.
+PLAIN = (
+    "--no-color --no-ext-diff --no-textconv --text --src-prefix=a/ --dst-prefix=b/"
+).split()
 OURS = "Files under `tests/` are of the repository that this branch comes from.\n"
 
 
@@ -103,6 +112,7 @@ def main() -> int:
     branch, mark = f"pr-{options.topic}", f"{MARKS}/{options.topic}"
     if not options.dry_run:
         checkout.refuse_branch(repo, branch, mark, "make pr")
+    install_linters()
     needs = [n for n in topic["needs"].split() if any(n == p.topic for p in parts)]
     own = [part for part in parts if part.topic == options.topic]
     prove.prepare(repo, start)
@@ -125,10 +135,12 @@ def main() -> int:
     if options.dry_run:
         print(f"\n{text}\n(dry run, nothing was changed)")
         return 0 if ready else 1
+    checkout.refuse_branch(repo, branch, mark, "make pr")  # made meanwhile
     OUT.mkdir(exist_ok=True)
     (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
-    git(repo, "branch", "--force", branch, tip)
-    git(repo, "update-ref", mark, tip)
+    # Both or none: a branch without its mark would be somebody else's.
+    rows = f"update refs/heads/{branch} {tip}\nupdate {mark} {tip}\n"
+    git(repo, "update-ref", "--stdin", stdin=rows.encode())
     print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
     if ready:
         print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
@@ -181,6 +193,14 @@ def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
                 found="\n".join(files) or error.text,
                 next=f"it needs: {', '.join(lacking)}",
             ) from error
+        trees = git(POINT, "rev-parse", "HEAD^{tree}", "HEAD~^{tree}").split()
+        if trees[0] == trees[1]:
+            raise Refusal(
+                f"upstream has {part.entry.patch} already",
+                expected="entries that TO lacks",
+                found=f"nothing is left of {part.phrase!r} there",
+                next="make rebase TO=REF first, which drops it",
+            )
         message = re.split(r"\n\nTopic: ", git(POINT, "show", "-s", "--format=%B"))[0]
         git(POINT, "commit", "-q", "--amend", "--allow-empty", "-m", message)
 
@@ -189,9 +209,9 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
     """Build the branch and run every gtest of PosixStore and each entry's own test."""
     if not prove.compile_point():
         return "", finding(True, "build", f"read {prove.WORK}/log/compile.txt")
-    python = sorted({part.proof.test for part in own if part.proof.is_python})
+    tests = {part.proof.test: part.proof for part in own if part.proof.test}
     runs = [("ucmstore.test --gtest_filter='UCPosix*'", prove.run_gtest, "UCPosix*")]
-    runs += [(f"python -m pytest {test}", prove.run_pytest, test) for test in python]
+    runs += [(command_of(tests[t]), prove.run_test, tests[t]) for t in sorted(tests)]
     bad, again, text = [], "", ""
     for command, run_it, test in runs:
         result = run_it(test)
@@ -199,18 +219,43 @@ def run_tests(own: list[Part]) -> tuple[str, str]:
             again += f"; {command}: {result}, then run again"
             result = run_it(test)
         bad += [] if result.startswith("passes") else [f"{command}: {result}"]
-        rows = 1 if run_it is prove.run_pytest else 2
+        rows = 1 if run_it is prove.run_test else 2
         text += f"$ {command}\n{prove.last_output(rows)}\n"
     return text, finding(bad, "tests", (", ".join(bad) or "all pass") + again)
 
 
+def command_of(proof: Proof) -> str:
+    if proof.is_python:
+        return f"python -m pytest {proof.test}"
+    return f"ucmstore.test --gtest_filter='{prove.fixtures(proof)}'"
+
+
+def built_with() -> str:
+    """CMake's own record of the variables that it was given."""
+    path = prove.WORK / "cmake-debug" / "CMakeCache.txt"
+    cache = dict(re.findall(r"^(\w+):\w+=(.*)$", path.read_text(), re.M))
+    return " ".join(f"-D{name}={cache.get(name, '')}" for name in SHOWN)
+
+
+def install_linters() -> None:
+    """Before the build, which takes minutes."""
+    command = [ROOT / "ci" / "lint.sh", "tools"]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise Refusal(
+            "UCM's linters are not there and cannot be installed",
+            expected="ci/requirements/lint.txt in build/lint, once, from PyPI",
+            found="\n".join((done.stderr + done.stdout).strip().splitlines()[-3:]),
+            next="make lint where there is a network, then make pr again",
+        )
+
+
 def lint(below: str) -> list[str]:
     """UCM's checks on the files of the branch; clang-format on the changed lines only."""
-    subprocess.run([ROOT / "ci" / "lint.sh", "tools"], check=True)
     alive = lines(POINT, "diff", "--name-only", "-z", "--diff-filter=d", below, "HEAD")
     python = [path for path in alive if path.endswith(".py")]
     native = [path for path in alive if path.endswith((".cc", ".h"))]
-    diff = ("diff", "-U0", below, "HEAD", "--", *native)
+    diff = ("diff", "-U0", *PLAIN, below, "HEAD", "--", *native)
     theirs = (POINT / ".clang-format").exists()
     style = f"-style=file{'' if theirs else f':{ROOT}/ci/clang-format'}"
     checks = {
@@ -266,6 +311,7 @@ def body(topic, needs: list[str], own: list[Part], tests: str, issue: str) -> st
         what="\n".join(
             f"- **{part.phrase}**: {part.paragraph('What')}" for part in own
         ),
+        cmake=built_with(),
         ours=OURS if "pytest tests/" in tests else "",
         tests=tests,
         before="\n".join(f"- {part.paragraph('To test')}" for part in own),

@@ -39,6 +39,15 @@ sys.exit(bool(failed))
 
 GTEST, PYTHON = "ucmstore.test", Path(sys.executable)
 
+CACHE = """// What CMake keeps
+CMAKE_BUILD_TYPE:STRING=Debug
+BUILD_UNIT_TESTS:BOOL=ON
+DOWNLOAD_DEPENDENCE:BOOL=OFF
+RUNTIME_ENVIRONMENT:STRING=stub
+UCM_DEP_HEADERS:PATH=/somewhere
+"""
+
+
 if __name__ == "__main__":
     words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
     out = Path(words["--out"])
@@ -55,5 +64,6 @@ if __name__ == "__main__":
                     sys.exit(1)
     program = out / "cmake-debug" / "ucm" / "store" / "test" / GTEST
     program.parent.mkdir(parents=True, exist_ok=True)
+    (out / "cmake-debug" / "CMakeCache.txt").write_text(CACHE)
     program.write_text(PROGRAM.format(tree=str(tree)))
     program.chmod(0o755)

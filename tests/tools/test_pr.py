@@ -1,5 +1,6 @@
 """make pr: a topic as a branch, its text, and what has to hold before it says ready."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,7 @@ from series_project import (
     snapshot,
     write,
 )
+from test_hostile import hooks, make_hostile  # noqa: F401
 
 CC_LICENCE = "/**\n * MIT License\n * */\n"
 GTEST = "ucm/store/test/case/posix/posix_short_test.cc"
@@ -83,8 +85,11 @@ def make_pr(project: Project, ucm: Path, topic: str, *args, code: int = 0) -> st
 
 
 def test_a_topic_that_stands_alone(project: Project, ucm: Path):
+    theirs = git(project.base, "for-each-ref")
     out = make_pr(project, ucm, "engine")
     clone = project.root.parent / "clone"
+    assert git(clone, "remote", "get-url", "origin") == str(project.base)
+    assert git(project.base, "for-each-ref") == theirs  # nothing was pushed
     assert git(clone, "rev-parse", "pr-engine~2") == git(clone, "rev-parse", "HEAD")
     changed = git(clone, "diff", "--name-only", "HEAD", "pr-engine").splitlines()
     assert changed == sorted([ENGINE, GTEST])
@@ -102,9 +107,11 @@ def test_a_topic_that_stands_alone(project: Project, ucm: Path):
         "#1 goes another way.",
         "$ ucmstore.test --gtest_filter='UCPosix*'\n",
         "[==========] 1 tests from 1 test suite ran. (0 ms total)\n",
+        "$ ucmstore.test --gtest_filter='UCPosixShortTest.*'\n",
+        "`cmake -DCMAKE_BUILD_TYPE=Debug -DDOWNLOAD_DEPENDENCE=OFF "
+        "-DRUNTIME_ENVIRONMENT=stub -DBUILD_UNIT_TESTS=ON`: dependencies",
     ):
         assert phrase in text
-    assert not git(clone, "remote", "-v").count("push <")
 
 
 def test_a_topic_above_the_one_it_needs(project: Project, ucm: Path):
@@ -204,6 +211,72 @@ def test_clang_format_looks_at_changed_lines_only(project: Project, ucm: Path):
     replace(ucm, "ucm/ugly.h", "fine()", "fine(int n)")
     git(ucm, "commit", "-q", "-a", "--amend", "-C", "HEAD")
     assert "ok    clang-format" in make_pr(project, ucm, "engine")
+
+
+def test_settings_and_attributes_of_the_checkout(
+    project: Project, ucm: Path, hooks: Path  # noqa: F811
+):
+    """They would hide a diff from clang-format, which is content with what it cannot read."""
+    write(ucm, "ucm/store/posix/cc/more.h", CC_LICENCE + "int a( );\n")
+    land(ucm, "[Feat] More of it", "engine", "UCPosixShortTest")
+    make_pr(project, ucm, "engine", "--dry-run", code=1)
+    clone = project.root.parent / "clone"
+    make_hostile(clone / ".git" / "config", hooks)
+    write(clone, ".git/info/attributes", "*.h -diff\n")
+    done = project.run("pr", "--ucm", clone, "--topic", "engine")
+    failed = [row for row in done.stdout.splitlines() if row.startswith("FAIL")]
+    assert len(failed) == 1 and "clang-format: --- " in failed[0], done.stdout
+    assert "NOT READY" in done.stdout and not done.stderr
+
+
+def test_a_gtest_that_nobody_wrote(project: Project, ucm: Path):
+    replace(ucm, ENGINE, "engine_line_35()", "engine_line_35(int n)")
+    land(ucm, "[Feat] More of it", "engine", "UCPosixNobodyTest")
+    out = make_pr(project, ucm, "engine", "--dry-run", code=1)
+    failed = [row for row in out.splitlines() if row.startswith("FAIL")]
+    assert len(failed) == 1 and "UCPosixNobodyTest.*': no such test" in failed[0], out
+
+
+def test_upstream_has_an_entry_already(project: Project, ucm: Path):
+    """Its commit would be empty, and the text would tell of nothing."""
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    clone = project.clone("clone", "--no-hardlinks")
+    replace(clone, ENGINE, "engine_line_20()", "engine_line_20(int n)")
+    write(clone, GTEST, git(ucm, "show", f"HEAD:{GTEST}") + "\n")
+    commit_plain(clone, "Upstream counts twenty")
+    done = project.run("pr", "--ucm", clone, "--topic", "engine")
+    refused(done, "upstream has 0001-count-twenty.patch already", "make rebase TO=REF")
+    assert not git(clone, "branch", "--list", "pr-*")
+
+
+def test_linters_without_network(project: Project, ucm: Path):
+    """Told before anything is built, in one block."""
+    (project.root / "build" / "lint").unlink()
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0"}
+    nowhere |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_CACHE_DIR": "1"}
+    done = project.run("pr", "--ucm", project.base, "--topic", "engine", **nowhere)
+    text = refused(done, "linters", "make lint where there is a network")
+    assert text.startswith("pr: REFUSED")
+    assert not (project.root / "build" / "points").exists()
+
+
+def test_killed_at_the_end(project: Project, ucm: Path):
+    """The branch is there with the mark that tells it is ours, or not at all."""
+    trap = project.root.parent / "trap"
+    kill = (
+        f'[ $1 = update-ref ] && kill -9 $PPID && exit\nexec {shutil.which("git")} "$@"'
+    )
+    write(trap, "git", f"#!/bin/sh\n{kill}\n", 0o755)
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    clone = project.clone("clone", "--no-hardlinks")
+    path = {"PATH": f"{trap}:{os.environ['PATH']}"}
+    done = project.run("pr", "--ucm", clone, "--topic", "engine", **path)
+    assert done.returncode == -9
+    assert "\nready\n" in project.ok("pr", "--ucm", clone, "--topic", "engine")
 
 
 def test_an_entry_without_a_test(project: Project, ucm: Path):
