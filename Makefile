@@ -40,8 +40,8 @@ apply:  ## put the series onto UCM, all or nothing
 unapply:  ## take the series off again
 	@$(PYTHON) scripts/unapply.py $(checkout)
 
-status:  ## show base, patches and overlay files of UCM
-	@$(PYTHON) scripts/status.py $(checkout)
+status:  ## show base, patches and overlay files of UCM; TO=REF: also what that upstream has
+	@$(PYTHON) scripts/status.py $(checkout) $(if $(TO),--to="$(TO)")
 
 verify:  ## check grammar, headers, owners, the byte-exact export; BUILD=1 builds and tests every point, slow
 	@$(PYTHON) scripts/verify.py

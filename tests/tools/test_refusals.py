@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from series_project import (
     CASE,
     ENGINE,
     KEYS,
+    REPOSITORY,
     SCRIPT,
     STORE,
     Project,
     commit_plain,
+    environment,
     git,
     refused,
     replace,
@@ -287,13 +290,60 @@ def test_wrong_base_under_build(project: Project):
 
 def test_traceback_only_when_asked_for(project: Project):
     ucm = project.clone()
-    shutil.rmtree(project.root / "patches")
-    write(project.root, "UPSTREAM", "nonsense\n")
+    (project.patches / "series").write_bytes(b"\xff\n")
     quiet = project.run("status", "--ucm", ucm)
-    assert quiet.returncode and "Traceback" not in quiet.stderr
+    assert "FAILED" in quiet.stderr and "Traceback" not in quiet.stderr
     assert quiet.stderr.splitlines()[-1].startswith("next: ")
     loud = project.run("status", "--ucm", ucm, V="1")
-    assert loud.returncode and quiet.stderr in loud.stderr or "Traceback" in loud.stderr
+    assert loud.returncode and quiet.stderr in loud.stderr
+    assert "Traceback" in loud.stderr
+
+
+def started(project: Project, tool: str, *args) -> subprocess.Popen:
+    command = [sys.executable, project.root / "scripts" / f"{tool}.py", *args]
+    env, pipe = environment(project.home), subprocess.PIPE
+    return subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_a_reader_that_has_seen_enough(project: Project):
+    """make status | head"""
+    tool = started(project, "status", "--ucm", project.clone())
+    tool.stdout.close()
+    assert tool.stderr.read() == "" and tool.wait() == 141
+
+
+def test_interrupted(project: Project):
+    """Ctrl-C while git works for the tool."""
+    trap = project.root.parent / "trap"
+    write(trap, "git", "#!/bin/sh\nkill -INT $PPID\nexec sleep 1\n", 0o755)
+    path = {"PATH": f"{trap}:{os.environ['PATH']}"}
+    done = project.run("status", "--ucm", project.clone(), **path)
+    assert done.returncode == 130
+    rows = done.stderr.splitlines()
+    assert rows[0] == "status: interrupted" and rows[1].startswith("next: "), rows
+
+
+@pytest.mark.parametrize(
+    "words, command",
+    [
+        ("status UCM=d TO=r", 'status.py --ucm "d" --to="r"'),
+        ("rebase UCM=d TO=r", 'rebase.py --ucm "d" --to="r"'),
+        ("rebase-continue", "rebase.py --continue"),
+        ("rebase-abort", "rebase.py --abort"),
+        ("pr UCM=d TOPIC=t", 'pr.py --ucm "d" --topic="t"'),
+        (
+            "pr TOPIC=t TO=r ISSUE=u DRY=1",
+            'pr.py --topic="t" --to="r" --issue="u" --dry-run',
+        ),
+    ],
+)
+def test_recipes(words: str, command: str):
+    """What make hands to the tools."""
+    make = ["make", "-n", "-C", REPOSITORY, "PYTHON=python3", *words.split()]
+    env = {"PATH": os.environ["PATH"]}  # no MAKEFLAGS
+    done = subprocess.run(make, env=env, capture_output=True, text=True, check=True)
+    rows = [" ".join(row.split()) for row in done.stdout.splitlines()]
+    assert f"python3 scripts/{command}" in rows, rows
 
 
 def test_wrong_option_is_a_usage_error(project: Project):
