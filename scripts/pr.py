@@ -233,7 +233,8 @@ def command_of(proof: Proof) -> str:
 def built_with() -> str:
     """CMake's own record of the variables that it was given."""
     path = prove.WORK / "cmake-debug" / "CMakeCache.txt"
-    cache = dict(re.findall(r"^(\w+):\w+=(.*)$", path.read_text(), re.M))
+    text = path.read_text() if path.is_file() else ""  # it may fail before that
+    cache = dict(re.findall(r"^(\w+):\w+=(.*)$", text, re.M))
     return " ".join(f"-D{name}={cache.get(name, '')}" for name in SHOWN)
 
 

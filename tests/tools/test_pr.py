@@ -229,6 +229,16 @@ def test_settings_and_attributes_of_the_checkout(
     assert "NOT READY" in done.stdout and not done.stderr
 
 
+def test_two_clones_take_turns(project: Project, ucm: Path):
+    """They share build/points; the first one's record of it outlives the second's turn."""
+    make_pr(project, ucm, "engine", "--dry-run")
+    clone = project.root.parent / "clone"
+    other = project.clone("other", "--no-hardlinks")
+    project.ok("pr", "--ucm", other, "--topic", "engine", "--dry-run")
+    project.ok("pr", "--ucm", clone, "--topic", "engine")
+    assert git(clone, "branch", "--list", "pr-*")
+
+
 def test_a_gtest_that_nobody_wrote(project: Project, ucm: Path):
     replace(ucm, ENGINE, "engine_line_35()", "engine_line_35(int n)")
     land(ucm, "[Feat] More of it", "engine", "UCPosixNobodyTest")

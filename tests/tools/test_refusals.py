@@ -1,7 +1,6 @@
 """make apply refuses with one block, and the checkout stays exactly as it was."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
