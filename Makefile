@@ -123,6 +123,7 @@ lint:  ## black, isort, ruff, codespell, clang-format at UCM's versions
 	@ci/lint.sh
 
 clean:  ## remove everything that was fetched and built
+	@test ! -e build/rebase || { echo "clean: REFUSED  a rebase is open in build/rebase; next: make rebase-continue, or make rebase-abort" >&2; exit 3; }
 	rm -rf build out
 
 .PHONY: prepared

@@ -106,13 +106,19 @@ def refuse_dirty(repo: Path, paths: list[str]) -> None:
         )
 
 
-def refuse_edited(repo: Path) -> None:
-    """Refuse while the checkout has work that is not in the series yet."""
+def refuse_edited(repo: Path, again: str = "") -> None:
+    """Refuse while the checkout has work that is not in the series yet.
+
+    `again`: what goes on afterwards with a series that must not change until then.
+    """
     marks, ask = applied(repo), ("status", "--porcelain", "--untracked-files=no")
-    found, next = git(repo, *ask, as_user=True), "commit or stash it, then try again"
+    found = git(repo, *ask, as_user=True)
+    next = f"stash it, then {again}" if again else "commit or stash it, then try again"
     if not found and (edited(repo) or marks and marks[1] != ref(repo, "HEAD")):
         since = marks[1] if marks else ref(repo, BASE_REF)
         found, next = git(repo, "log", "--format=%h %s", f"{since}.."), "make refresh"
+        if again:
+            next = f"keep them on a branch of their own, go back to {since[:12]}, then {again}"
     if found:
         raise Refusal(
             f"there is work in {repo} that the series lacks",
@@ -186,7 +192,7 @@ def blobs(repo: Path, commit: str, paths: list[str]) -> dict[str, str]:
     if not paths:
         return {}
     found = {}
-    for row in lines(repo, "ls-tree", "-r", "-z", commit, "--", *paths):
+    for row in lines(repo, "ls-tree", "-z", commit, "--", *paths):
         meta, path = row.split("\t", 1)
         found[path] = meta.split()[2]
     return found
@@ -199,27 +205,37 @@ def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
     would be lost.
     """
     head = git(repo, "rev-parse", "HEAD")
-    switch = ("read-tree", "-m", "-u")
     rows = [f"update HEAD {commit} {head}"]
     for name, value in zip((BASE_REF, TIP_REF), marks or (None, None), strict=True):
         if value or ref(repo, name):
             rows.append(f"update {name} {value}" if value else f"delete {name}")
     refs = "".join(f"{row}\n" for row in rows).encode()
-    git_ok(repo, "update-index", "-q", "--refresh", as_user=True)
-    moved = False
+    switch_files(repo, head, commit)
     try:
-        git(repo, *switch, head, commit, as_user=True)
-        moved = True
         git(repo, "update-ref", "-m", "ucm-hicache", "--stdin", stdin=refs)
     except GitError as error:
-        if moved:
-            git(repo, *switch, commit, head, as_user=True)
-        raise Refusal(
-            f"git would not move {repo} to {commit[:12]}",
-            expected="files of the series as committed, no other git command at work",
-            found=error.text,
-            next="commit or stash what is in the way, then try again",
-        ) from error
+        switch_files(repo, commit, head)
+        raise would_not_move(repo, commit, error) from error
+
+
+def switch_files(repo: Path, old: str, new: str, *how: str, again: str = "") -> None:
+    """Index and files go from `old` to `new`; with `-n` as `how` only told is whether they would."""
+    git_ok(repo, "update-index", "-q", "--refresh", as_user=True)
+    try:
+        git(repo, "read-tree", *how, "-m", "-u", old, new, as_user=True)
+    except GitError as error:
+        raise would_not_move(repo, new, error, again) from error
+
+
+def would_not_move(
+    repo: Path, commit: str, error: GitError, again: str = ""
+) -> Refusal:
+    return Refusal(
+        f"git would not move {repo} to {commit[:12]}",
+        expected="files of the series as committed, no other git command at work",
+        found=error.text,
+        next=f"commit or stash what is in the way, then {again or 'try again'}",
+    )
 
 
 def describe_base() -> str:

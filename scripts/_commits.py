@@ -79,7 +79,7 @@ def series_on_base(repo: Path, entries: list[Entry]) -> tuple[str, str]:
     """
     base = base_repository()
     root = git(base, "commit-tree", "HEAD^{tree}", "-m", f"{read_pin()}")
-    git(repo, "fetch", "--quiet", "--no-tags", str(base), root)
+    git(repo, "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", str(base), root)
     return root, commit_series(repo, root, entries)
 
 
@@ -177,9 +177,19 @@ def touched(entries: list[Entry]) -> list[str]:
     return sorted(paths)
 
 
-def patch_ids(repo: Path, revisions: str) -> set[str]:
-    """Stable patch ids of the commits in a range, new files left out."""
-    log = ("log", "-p", "--full-index", "--no-renames", "--diff-filter=a", "--no-color")
+REVERSED = ("-R", "--src-prefix=b/", "--dst-prefix=a/")
+
+
+def patch_ids(
+    repo: Path, revisions: str, *how: str, new_files: bool = False
+) -> set[str]:
+    """Stable patch ids of the commits in a range, new files left out unless asked for.
+
+    With REVERSED as `how`: those of the commits that would take them back.
+    """
+    log = ["log", "-p", "--full-index", "--no-renames", "--no-color", *how]
+    if not new_files:
+        log.append(f"--diff-filter={'d' if '-R' in how else 'a'}")
     return ids_of(repo, git_bytes(repo, *log, *revisions.split()))
 
 

@@ -23,6 +23,7 @@ _SETTINGS = dict(
     diff.suppressBlankEmpty=false diff.orderFile={os.devnull} merge.renames=true
     format.signOff=false format.encodeEmailHeaders=false format.forceInBodyFrom=false
     i18n.commitEncoding=utf-8 i18n.logOutputEncoding=utf-8 log.showSignature=false
+    rerere.enabled=false rerere.autoUpdate=false
     grep.patternType=default gc.auto=0 maintenance.auto=false
     advice.detachedHead=false init.defaultBranch=main init.templateDir=
     """.split()

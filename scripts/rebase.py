@@ -6,7 +6,9 @@ rebase. The checkout, patches/, ucm_overlay/ and UPSTREAM change at the end, or 
 """
 
 import argparse
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -15,11 +17,12 @@ from pathlib import Path
 
 import _checkout as checkout
 import refresh
-from _commits import export, patch_ids, series_on_base, touched
+from _commits import REVERSED, Exported, export, patch_ids, series_on_base
 from _git import GitError, git, git_bytes, git_ok, lines
-from _pin import BUILD, ROOT, Pin, base_repository, fetch_base, read_pin, write_pin
+from _pin import BUILD, ROOT, Pin, fetch_base, read_pin, write_pin
 from _report import Refusal, run
-from _series import OVERLAY, Entry, overlay_owners, read_header, read_series
+from _series import Entry, read_header, read_series
+from _target import refuse_target, refuse_uncommitted, report_overlay
 
 TREE = BUILD / "rebase"
 RESULT = ROOT / ".rebase"  # beside patches/, which it is to replace
@@ -51,8 +54,12 @@ class State:
 
     @staticmethod
     def read() -> "State | None":
-        there = (TREE / ".git").is_file() and State.path().is_file()
-        return State(**json.loads(State.path().read_text())) if there else None
+        """None as well when the clone moved away, or the power went as it was written."""
+        try:
+            there = (TREE / ".git").is_file()
+            return State(**json.loads(State.path().read_text())) if there else None
+        except (GitError, OSError, ValueError, TypeError):
+            return None
 
     @property
     def commits(self) -> list[str]:
@@ -62,7 +69,10 @@ class State:
     def save(self) -> None:
         self.head = git(TREE, "rev-parse", "HEAD")
         fresh = self.path().with_suffix(".new")
-        fresh.write_text(json.dumps(asdict(self)))
+        with open(fresh, "w") as file:
+            json.dump(asdict(self), file)
+            file.flush()
+            os.fsync(file.fileno())
         fresh.replace(self.path())
 
 
@@ -74,6 +84,7 @@ def main() -> int:
     step.add_argument("--continue", dest="go_on", action="store_true")
     step.add_argument("--abort", action="store_true")
     options = parser.parse_args()
+    only_one()
     if options.abort:
         return abort()
     if options.go_on:
@@ -85,6 +96,21 @@ def main() -> int:
     refuse_open()
     entries, repo = read_series(), checkout.find_checkout(options.ucm)
     return pick_rest(begin(repo, options.to, entries), entries)
+
+
+def only_one() -> None:
+    """One process at a time: it holds a lock to its end."""
+    BUILD.mkdir(exist_ok=True)
+    lock = os.open(BUILD / "rebase.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Refusal(
+            "another make rebase is at work",
+            expected=f"one at a time in {TREE}",
+            found="rebase, rebase-continue or rebase-abort, still running",
+            next="wait for its end",
+        ) from None
 
 
 def refuse_open() -> None:
@@ -104,86 +130,25 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
     refuse_target(repo, start, entries)
-    if not checkout.applied(repo):  # else the applied series moves
-        checkout.refuse_branch(repo, BRANCH, checkout.TIP_REF, "make rebase")
+    refuse_branch(repo, "make rebase")
+    refuse_uncommitted()
     root, old = series_on_base(repo, entries)
-    git(repo, "worktree", "prune")
+    # Twice: a record of this path that a killed git left, and locked, is ours to replace.
+    add = ("worktree", "add", "--force", "--force", "--quiet", "--detach")
     try:
-        git(repo, "worktree", "add", "--quiet", "--detach", str(TREE), start)
+        git(repo, *add, str(TREE), start)
     except GitError as error:
         raise cannot_read(error, f"git -C {repo} fetch, then make rebase") from error
-    print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
-    report_overlay(repo, start, entries)
     state = State(str(repo), start, root, old, start)
     state.save()
+    print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
+    report_overlay(repo, start, entries)
     return state
 
 
-def refuse_target(repo: Path, start: str, entries: list[Entry]) -> None:
-    """The commit must be UCM, without the series, and no older than the pinned base."""
-    pin, tip = read_pin(), checkout.ref(repo, checkout.TIP_REF)
-    found = None
-    if not git_ok(repo, "cat-file", "-e", f"{start}:{checkout.LANDMARK}"):
-        found = f"it has no {checkout.LANDMARK}: this is not UCM"
-    elif start == pin.commit:
-        found = "it is the pinned base: the series stands on it"
-    elif tip and git_ok(repo, "merge-base", "--is-ancestor", tip, start):
-        found = "it holds the applied series itself"
-    elif newer := newer_equal_of_base(repo, start, touched(entries)):
-        found = f"it is older than the pinned base, which is {newer}"
-    if found:
-        raise Refusal(
-            f"the series cannot move to {start[:12]}",
-            expected=f"a commit of UCM after {checkout.describe_base()}",
-            found=found,
-            next=f"make rebase UCM={repo} TO=<a later commit>",
-            code=2,
-        )
-
-
-def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
-    """What shows that `start` is older than the base: a later commit that equals the base.
-
-    The pinned sdist is no commit of upstream: its version and the bytes of the files that
-    the series touches tell.
-    """
-    base, wanted = base_repository(), read_pin().commit
-    if git_ok(repo, "merge-base", "--is-ancestor", start, wanted):
-        return wanted[:12]
-    was, now = version(repo, start), version(base, "HEAD")
-    if was and now and was < now:
-        return f"version {'.'.join(map(str, now))}, not {'.'.join(map(str, was))}"
-    same = checkout.blobs(base, "HEAD", paths)
-    if checkout.blobs(repo, start, paths) == same:
-        return None
-    later = ("rev-list", "--all", "-500", "--ancestry-path", f"^{start}", "--", *paths)
-    for commit in git(repo, *later).split():
-        if checkout.blobs(repo, commit, paths) == same:
-            return f"like {commit[:12]}"
-    return None
-
-
-def version(repo: Path, commit: str) -> tuple[int, ...] | None:
-    try:
-        found = re.search(r'version="([\d.]+)', git(repo, "show", f"{commit}:setup.py"))
-    except GitError:
-        return None
-    return tuple(map(int, found[1].strip(".").split("."))) if found else None
-
-
-def report_overlay(repo: Path, start: str, entries: list[Entry]) -> None:
-    """Overlay files that upstream has now: equal ones leave the overlay, others conflict."""
-    owners = overlay_owners(entries)
-    for path, blob in checkout.blobs(repo, start, sorted(owners)).items():
-        ours = git(repo, "hash-object", "--no-filters", "--", str(OVERLAY / path))
-        print(f"overlay   {path}: upstream has it now, ", end="")
-        if ours == blob:
-            print("with the same bytes: it leaves ucm_overlay/")
-        else:
-            print(
-                f"otherwise than {owners[path]}.\n          At the conflict, keep "
-                "upstream's text and add what it lacks: that becomes a patch."
-            )
+def refuse_branch(repo: Path, again: str) -> None:
+    if not checkout.applied(repo):  # else the applied series moves
+        checkout.refuse_branch(repo, BRANCH, checkout.TIP_REF, again)
 
 
 def pick_rest(state: State, entries: list[Entry]) -> int:
@@ -262,13 +227,21 @@ def pick(state: State, commit: str) -> str | None:
     except GitError as error:
         if not git(TREE, "ls-files", "--unmerged"):
             raise cannot_read(error, "make rebase-continue") from error
-        # Upstream took it word for word and went on from there.
-        own = patch_ids(TREE, f"{commit}^..{commit}")
-        if not own or not own <= patch_ids(TREE, f"-500 {state.start}"):
+        if not taken_whole(state.start, commit):
             return None
         git(TREE, "reset", "--quiet", "--hard")
         return "dropped"
     return judge(state, commit)
+
+
+def taken_whole(start: str, commit: str) -> bool:
+    """Upstream took the commit word for word, went on from there, and never took it back."""
+    own, back = (
+        patch_ids(TREE, f"{commit}^..{commit}", *how, new_files=True)
+        for how in ((), REVERSED)
+    )
+    theirs = patch_ids(TREE, f"-500 {start}", new_files=True)
+    return bool(own) and own <= theirs and not back & theirs
 
 
 def cannot_read(error: GitError, next: str) -> Refusal:
@@ -323,23 +296,43 @@ def go_on(state: State, entries: list[Entry]) -> State:
             found="other files",
             next="put them back, or make rebase-abort and start anew",
         )
+    refuse_locked()
     if state.stopped:
         refuse_unsolved()
     for entry, how in zip(entries, state.rows, strict=False):
         show(entry, how)
-    if not state.stopped:
+    if not state.stopped or given_up(state.head):
         git(TREE, "reset", "--quiet", "--hard", state.head)
         return state
     commit = state.commits[len(state.rows)]
-    # Whoever ran `git cherry-pick --continue` has made the commit already.
-    if git(TREE, "rev-parse", "HEAD") == state.head:
-        if git(TREE, "status", "--porcelain"):
-            git(TREE, "commit", "--quiet", "--no-verify", "-C", commit)
-        else:
-            git(TREE, "reset", "--quiet", "--hard")
+    # Commits that the user made, with whatever message, are part of the entry.
+    git(TREE, "reset", "--quiet", "--soft", state.head)
+    if not git_ok(TREE, "diff", "--cached", "--quiet"):
+        git(TREE, "commit", "--quiet", "--no-verify", "-C", commit)
     how = judge(state, commit)
     add_row(state, entries[len(state.rows)], how if how == "dropped" else "solved")
     return state
+
+
+def refuse_locked() -> None:
+    """A git that was killed leaves its lock, and git may be at work by the user's hand."""
+    lock = State.path().with_name("index.lock")
+    if lock.exists():
+        raise Refusal(
+            "git is at work in the worktree, or was killed there",
+            expected="no lock of git's",
+            found=str(lock),
+            next=f"when no git runs there: rm {lock}, then make rebase-continue",
+        )
+
+
+def given_up(head: str) -> bool:
+    """Nothing of the pick is left: `git cherry-pick --abort` or `git reset --hard` ended it."""
+    return (
+        not checkout.ref(TREE, "CHERRY_PICK_HEAD")
+        and git_ok(TREE, "merge-base", "--is-ancestor", "HEAD", head)
+        and git_ok(TREE, "diff", "--cached", "--quiet")
+    )
 
 
 def read_state() -> State:
@@ -348,7 +341,11 @@ def read_state() -> State:
         raise Refusal(
             "no rebase is open",
             expected=f"the worktree {TREE}",
-            found="a part of one" if TREE.exists() else "none",
+            found=(
+                "a part of one: it died before its first entry, or its clone is gone"
+                if TREE.exists()
+                else "none"
+            ),
             next="make rebase-abort" if TREE.exists() else "make rebase UCM=DIR TO=REF",
             code=2,
         )
@@ -358,9 +355,12 @@ def read_state() -> State:
 def refuse_unsolved() -> None:
     """Every file must be decided and staged, without git's conflict markers."""
     found = []
-    for row in lines(TREE, "status", "--porcelain", "-z", "--no-renames"):
+    ask = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    for row in lines(TREE, *ask, "--ignored=matching"):
         path = TREE / row[3:]
-        if row[1] != " " or "U" in row[:2] or row[:2] == "AA":
+        if row.startswith("!!"):
+            found.append(f"{row[3:]}: ignored; git add --force it, or remove it")
+        elif row[1] != " " or "U" in row[:2] or row[:2] == "AA":
             found.append(f"{row[3:]}: not added")
         elif path.is_file() and b"\n<<<<<<< " in b"\n" + path.read_bytes():
             found.append(f"{row[3:]}: has conflict markers")
@@ -379,8 +379,10 @@ def finish(state: State) -> int:
     repo, start = Path(state.ucm), state.start
     checkout.refuse_unfinished(repo)
     if not state.tip:  # later the difference may be what was moved already
-        checkout.refuse_edited(repo)
+        checkout.refuse_edited(repo, "make rebase-continue")
+        refuse_branch(repo, "make rebase-continue")
     exported, _ = export(TREE, start, "HEAD")
+    refuse_nothing_left(exported, start)
     refresh.refuse_strangers(exported)
     shutil.rmtree(RESULT, ignore_errors=True)
     RESULT.mkdir()
@@ -390,6 +392,8 @@ def finish(state: State) -> int:
     span = (f"{state.root}..{state.old}", f"{start}..{tip}")
     compare = ("range-diff", "--no-color", "--creation-factor=95")
     RANGE_DIFF.write_bytes(git_bytes(repo, *compare, *span))
+    if not state.tip and checkout.applied(repo):
+        checkout.switch_files(repo, "HEAD", tip, "-n", again="make rebase-continue")
     state.tip = tip
     state.save()
     where = move(state)
@@ -398,6 +402,17 @@ def finish(state: State) -> int:
     print(f"entries   {counts}\nrange-diff in full: {RANGE_DIFF}")
     print(f"pin       {checkout.describe_base()} in UPSTREAM\ntip       {where}")
     return 0
+
+
+def refuse_nothing_left(exported: list[Exported], start: str) -> None:
+    if not exported:
+        raise Refusal(
+            "upstream has the whole series",
+            expected="an entry of which something is left",
+            found=f"nothing is left to move: {start[:12]} needs no series",
+            next="make rebase-abort",
+            code=3,
+        )
 
 
 def move(state: State) -> str:
@@ -428,8 +443,8 @@ def move_checkout(repo: Path, start: str, tip: str) -> str:
 
 def remove_worktree() -> None:
     """Whatever is left of it; git's record of a half one goes with the next rebase."""
-    if (TREE / ".git").is_file():
-        ask = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+    ask = ("rev-parse", "--path-format=absolute", "--git-common-dir")
+    if (TREE / ".git").is_file() and git_ok(TREE, *ask):  # else the clone is gone
         common = Path(git(TREE, *ask))
         git(common, "worktree", "remove", "--force", "--force", str(TREE))
     shutil.rmtree(TREE, ignore_errors=True)

@@ -4,9 +4,11 @@ Each drift names its expected outcome per entry. Two more, which need UCM itself
 tests/drift: its PosixStore answering lookups per block, its connector growing.
 """
 
+import fcntl
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from series_project import (
     CASE,
     ENGINE,
     KEYS,
+    REPOSITORY,
     SCRIPT,
     STORE,
     Project,
@@ -121,6 +124,22 @@ def test_b_merged_verbatim_and_changed_since(project: Project, ucm: Path):
     assert ENGINE not in "".join(p.read_text() for p in project.patches.glob("*.patch"))
 
 
+@pytest.mark.parametrize("how", ["without its file", "taken back"])
+def test_b_what_upstream_lacks_of_one_is_not_dropped(project, ucm: Path, how: str):
+    """The commit is in upstream's history, and yet what it does is not all there."""
+    replace(ucm, ENGINE, DECLARED, OURS)
+    if how == "taken back":
+        write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm, "took it")
+    if how == "taken back":
+        git(ucm, "revert", "--no-edit", "HEAD")
+    text = (ucm / ENGINE).read_text()
+    line = OURS if OURS in text else DECLARED
+    replace(ucm, ENGINE, line, "long engine_line_20();")
+    upstream(ucm, "went on")
+    stopped(project, ucm, ENGINE, subject="went on")
+
+
 def test_b_merged_verbatim_and_reverted(project: Project, ucm: Path):
     """A patch id in the history is not enough: what upstream took back is still ours."""
     replace(ucm, ENGINE, DECLARED, OURS)
@@ -139,6 +158,7 @@ def squashed(project: Project) -> Path:
     replace(ucm, STORE, "store_line_10 = 'keys'", "store_line_10 = 'more keys'")
     commit(ucm, "[Feat] Use more keys")
     project.ok("refresh", "--ucm", ucm)
+    commit_plain(project.root, "series")
     git(ucm, "switch", "-q", "-c", "theirs", "HEAD~4")
     git(ucm, "checkout", "main", "--", *HICACHE)
     upstream(ucm, "Keys for every pool (#7)")
@@ -166,6 +186,7 @@ def test_b_two_topics_were_merged_one_on_the_other(project: Project, squashed: P
     replace(squashed, "setup.py", "setup", "ours")
     commit(squashed, "[Opt] Set up faster", "other")
     project.ok("refresh", "--ucm", squashed)
+    commit_plain(project.root, "series")
     git(squashed, "switch", "-q", "theirs")
     git(squashed, "checkout", "main~1", "--", ENGINE, CASE, STORE)
     upstream(squashed, "Check counts (#8)")
@@ -341,6 +362,7 @@ def test_twice_in_a_row(project: Project, ucm: Path):
         upstream(ucm)
         rebased(project, ucm, "clean", "clean", "clean") if name == "one" else None
     git(ucm, "switch", "-q", "hicache-v2")
+    commit_plain(project.root, "series")
     out = project.ok("rebase", "--ucm", ucm, "--to", "main")
     assert rows(out) == ["clean"] * 3
     assert git(ucm, "rev-parse", "HEAD~3") == git(ucm, "rev-parse", "main")
@@ -416,6 +438,170 @@ def test_git_may_make_the_commit(project: Project, ucm: Path):
     rebased(project, ucm, "solved", "clean", "clean", go_on=True)
 
 
+@pytest.mark.parametrize("last", ["committed", "staged"])
+def test_the_user_may_make_commits(project: Project, ucm: Path, last: str):
+    """Whatever they say, and however many: together they are the entry."""
+    tree = in_conflict(project, ucm)
+    text = (ucm / ENGINE).read_text()
+    for words in ("resolve", "and this"):
+        text += f"int {words.split()[-1]}();\n"
+        write(tree, ENGINE, text)
+        git(tree, "add", "--all")
+        if last == "committed" or words == "resolve":
+            git(tree, "commit", "-q", "-m", words)
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+    assert "+int resolve();\n+int this();" in project.patch(1).read_text()
+
+
+@pytest.mark.parametrize("how", ["cherry-pick --abort", "reset -q --hard"])
+def test_a_pick_that_the_user_gave_up_comes_again(project, ucm: Path, how: str):
+    tree = in_conflict(project, ucm)
+    git(tree, *how.split())
+    done = project.run("rebase", "--continue")
+    assert done.returncode == 3 and f"  conflict  {ENGINE}\n" in done.stdout
+    assert "dropped" not in rows(done.stdout)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_file_that_was_not_added(project: Project, ucm: Path, ignored: bool):
+    """Whatever the clone's settings hide: with the worktree it would be gone."""
+    git(ucm, "config", "status.showUntrackedFiles", "no")
+    if ignored:
+        write(ucm, ".gitignore", "*_more.h\n")
+    tree = in_conflict(project, ucm)
+    write(tree, MORE, "int more();\n")
+    (
+        solve(tree, **{ENGINE: (ucm / ENGINE).read_text()})
+        if ignored
+        else git(tree, "checkout", "-q", "HEAD", "--", ENGINE)
+    )
+    found = "ignored; git add --force" if ignored else "not added"
+    refused(project.run("rebase", "--continue"), f"{MORE}: {found}", code=3)
+    git(tree, "add", "--force", MORE)
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+    assert f"+++ b/{MORE}" not in project.patch(1).read_text()
+    assert (project.overlay / MORE).exists()
+
+
+def test_recorded_solutions_do_not_count(project: Project, ucm: Path):
+    """rerere would stage one, unseen, and continue would find nothing unmerged."""
+    git(ucm, "config", "rerere.enabled", "true")
+    git(ucm, "config", "rerere.autoUpdate", "true")
+    tree = in_conflict(project, ucm)
+    solve(tree, **{ENGINE: (ucm / ENGINE).read_text() + "int more();\n"})
+    git(tree, "commit", "-q", "-m", "recorded")
+    project.ok("rebase", "--abort")
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+    assert done.returncode == 3 and f"  conflict  {ENGINE}\n" in done.stdout
+
+
+@pytest.mark.parametrize("how", ["made", "checked out"])
+def test_the_result_s_branch_is_taken_meanwhile(project, ucm: Path, how: str):
+    tree = in_conflict(project, ucm)
+    solve(tree, **{ENGINE: (ucm / ENGINE).read_text()})
+    git(ucm, "switch", "-q", "-c", "hicache-v2")
+    write(ucm, "README.md", "mine\n")
+    mine = upstream(ucm, "my own work")
+    if how == "made":
+        git(ucm, "switch", "-q", "main")
+    done = project.run("rebase", "--continue")
+    refused(done, "branch --move hicache-v2", "then make rebase-continue")
+    assert git(ucm, "rev-parse", "hicache-v2") == mine
+    git(ucm, "branch", "--move", "hicache-v2", "mine")
+    git(ucm, "switch", "-q", "main")
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+
+
+def test_nothing_is_left_to_move(project: Project, ucm: Path):
+    git(ucm, "fetch", "-q", str(project.applied("full")), "HEAD")
+    git(ucm, "checkout", "FETCH_HEAD", "--", ".")
+    upstream(ucm, "Everything (#9)")
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+    refused(done, "upstream has the whole series", "next: make rebase-abort", code=3)
+    project.ok("rebase", "--abort")
+
+
+@pytest.fixture
+def moving(project: Project) -> Path:
+    """A clone with the series applied, whose upstream, theirs, has notes.txt."""
+    ucm = project.applied()
+    side = ucm.parent / "side"
+    git(ucm, "worktree", "add", "-q", "-b", "theirs", str(side), "HEAD~3")
+    write(side, "notes.txt", "theirs\n")
+    upstream(side)
+    git(ucm, "worktree", "remove", str(side))
+    return ucm
+
+
+def test_a_file_in_the_way_at_the_end(project: Project, moving: Path):
+    """Neither the end nor giving up is barred."""
+    write(moving, "notes.txt", "mine\n")
+    before, series = git(moving, "rev-parse", "HEAD"), project.series()
+    args = ("--ucm", moving, "--to", "theirs")
+    done = project.run("rebase", *args)
+    refused(done, "notes.txt", "in the way, then make rebase-continue")
+    assert git(moving, "rev-parse", "HEAD") == before and project.series() == series
+    project.ok("rebase", "--abort")
+    assert project.run("rebase", *args).returncode == 1
+    (moving / "notes.txt").unlink()
+    project.ok("rebase", "--continue")
+    assert (moving / "notes.txt").read_text() == "theirs\n"
+
+
+def test_commits_that_are_made_meanwhile(project: Project, moving: Path):
+    """make refresh would change the series under the open rebase."""
+    write(moving, "notes.txt", "mine\n")
+    project.run("rebase", "--ucm", moving, "--to", "theirs")
+    replace(moving, STORE, "store_line_30", "store_row_30")
+    commit_plain(moving, "my fixup")
+    text = refused(project.run("rebase", "--continue"), "my fixup")
+    assert "make refresh" not in text and "then make rebase-continue" in text
+
+
+@pytest.mark.parametrize("how", ["gone", "power cut"])
+def test_the_state_cannot_be_read(project: Project, ucm: Path, how: str):
+    tree = in_conflict(project, ucm)
+    state = Path(git(tree, "rev-parse", "--absolute-git-dir")) / "ucm-hicache.json"
+    if how == "gone":
+        ucm = ucm.rename(ucm.parent / "moved")
+    else:
+        state.write_text("")
+    refused(project.run("rebase", "--continue"), "a part of one", "make rebase-abort")
+    assert f"removed {tree}" in project.ok("rebase", "--abort")
+    assert project.run("rebase", "--ucm", ucm, "--to", "HEAD").returncode == 3
+
+
+def test_a_lock_that_a_killed_git_left(project: Project, ucm: Path):
+    tree = in_conflict(project, ucm)
+    solve(tree, **{ENGINE: (ucm / ENGINE).read_text()})
+    lock = Path(git(tree, "rev-parse", "--absolute-git-dir")) / "index.lock"
+    lock.touch()
+    refused(
+        project.run("rebase", "--continue"), f"rm {lock}, then make rebase-continue"
+    )
+    lock.unlink()
+    rebased(project, ucm, "solved", "clean", "clean", go_on=True)
+
+
+def test_one_process_at_a_time(project: Project, ucm: Path):
+    in_conflict(project, ucm)
+    with open(project.root / "build" / "rebase.lock") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for step in ("--continue", "--abort"):
+            refused(project.run("rebase", step), "another make rebase is at work")
+    project.ok("rebase", "--abort")
+
+
+def test_clean_keeps_an_open_rebase(project: Project, ucm: Path):
+    tree = in_conflict(project, ucm)
+    make = ["make", "-s", "-f", str(REPOSITORY / "Makefile"), "clean"]
+    done = subprocess.run(make, cwd=project.root, capture_output=True, text=True)
+    assert done.returncode and "make rebase-abort" in done.stderr and tree.exists()
+    project.ok("rebase", "--abort")
+    subprocess.run(make, cwd=project.root, check=True)
+    assert not (project.root / "build").exists()
+
+
 def test_continue_without_a_rebase(project: Project):
     refused(project.run("rebase", "--continue"), "no rebase is open", code=2)
 
@@ -467,6 +653,25 @@ def test_killed_in_the_middle(project: Project, ucm: Path, when: str, count: int
         out = project.ok("rebase", "--ucm", ucm, "--to", "HEAD")
     assert "entries   3 clean" in out
     assert "0 findings" in project.ok("verify")
+
+
+def test_killed_before_there_is_a_state(project: Project, ucm: Path):
+    """The worktree is there, and nothing yet that could go on."""
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    trap, real = project.root.parent / "trap", shutil.which("git")
+    text = f"""#!/bin/sh
+case "$*" in
+*build/rebase*) {real} "$@"; kill -9 $PPID;;
+*) exec {real} "$@";;
+esac
+"""
+    write(trap, "git", text, 0o755)
+    args, path = ("--ucm", ucm, "--to", "HEAD"), f"{trap}:{os.environ['PATH']}"
+    assert project.run("rebase", *args, PATH=path).returncode == -9
+    refused(project.run("rebase", "--continue"), "a part of one", "make rebase-abort")
+    assert "a part of one" in project.ok("rebase", "--abort")
+    assert rows(project.ok("rebase", *args)) == ["clean"] * 3
 
 
 # It dies before one of the steps that change something: a rename, or one of these of git.
@@ -591,6 +796,50 @@ def test_the_result_s_branch_is_taken(project: Project, ucm: Path, ours: bool):
     refuse(project, ucm, found, "branch --move", to=newer)
 
 
+@pytest.mark.parametrize("where", ["overlay", "patches", "UPSTREAM"])
+def test_a_series_that_is_not_committed(project: Project, ucm: Path, where: str):
+    """The end replaces it: what git does not know of would be gone."""
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    path = {
+        "overlay": project.overlay / "ucm" / "draft.py",
+        "patches": project.patches / "NOTES",
+        "UPSTREAM": project.root / "UPSTREAM",
+    }[where]
+    with open(path, "a") as file:
+        file.write("# mine\n")
+    found = str(path.relative_to(project.root))
+    refuse(project, ucm, "not committed", found)
+    assert path.read_text().endswith("# mine\n")
+    shutil.rmtree(project.root / ".git")  # an export: git knows nothing of it
+    assert rows(project.ok("rebase", "--ucm", ucm, "--to", "HEAD")) == ["clean"] * 3
+
+
+def test_what_is_the_user_s_own_stays(project: Project, ucm: Path):
+    """A worktree on a drive that is not there now, and FETCH_HEAD."""
+    away, kept = ucm.parent / "away", ucm.parent / "unplugged"
+    git(ucm, "worktree", "add", "-q", "--detach", str(away))
+    away.rename(kept)
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    git(ucm, "fetch", "-q", ".", "HEAD")
+    head = git(ucm, "rev-parse", "FETCH_HEAD")
+    rebased(project, ucm, "clean", "clean", "clean")
+    assert git(ucm, "rev-parse", "FETCH_HEAD") == head
+    kept.rename(away)
+    git(away, "status")
+
+
+def test_a_folder_at_an_overlay_path(project: Project, ucm: Path):
+    write(ucm, f"{KEYS}/inside.txt", "theirs\n")
+    upstream(ucm)
+    done = project.run("rebase", "--ucm", ucm, "--to", "HEAD")
+    assert done.returncode == 3 and not done.stderr, done.stdout + done.stderr
+    assert f"overlay   {KEYS}: upstream has it now" in done.stdout
+    assert "CONFLICT" in done.stdout and "(2 of 3)" in done.stdout
+    project.ok("rebase", "--abort")
+
+
 def test_another_project(project: Project, ucm: Path):
     git(ucm, "rm", "-q", "ucm/store/ucmstore_v1.py")
     other = upstream(ucm)
@@ -695,6 +944,7 @@ def test_no_network_for_a_pinned_commit(project: Project, ucm: Path):
     start = upstream(ucm)
     with open(project.root / "UPSTREAM", "a") as pin:
         pin.write("url=file:///nowhere\n")
+    commit_plain(project.root, "series")
     rebased(project, ucm, "clean", "clean", "clean")
     shutil.rmtree(project.root / "build" / "base")
     text = refused(project.run("verify"), "could not fetch the pinned base", start)
