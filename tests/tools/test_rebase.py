@@ -533,6 +533,18 @@ def moving(project: Project) -> Path:
     return ucm
 
 
+def test_taken_back_as_the_page_tells(project: Project, moving: Path):
+    tip, series = git(moving, "rev-parse", "HEAD"), project.series()
+    project.ok("rebase", "--ucm", moving, "--to", "theirs")
+    project.ok("unapply", "--ucm", moving)
+    git(project.root, "checkout", "--", "patches", "ucm_overlay", "UPSTREAM")
+    count = len(git(project.root, "ls-files", "patches/*.patch").split())
+    git(moving, "reset", "-q", "--keep", f"HEAD@{{2}}~{count}")
+    project.ok("apply", "--ucm", moving)
+    assert git(moving, "rev-parse", "HEAD") == tip and project.series() == series
+    assert "already applied" in project.ok("apply", "--ucm", moving)
+
+
 def test_a_file_in_the_way_at_the_end(project: Project, moving: Path):
     """Neither the end nor giving up is barred."""
     write(moving, "notes.txt", "mine\n")
