@@ -118,7 +118,8 @@ def refuse_edited(repo: Path, again: str = "") -> None:
         since = marks[1] if marks else ref(repo, BASE_REF)
         found, next = git(repo, "log", "--format=%h %s", f"{since}.."), "make refresh"
         if again:
-            next = f"keep them on a branch of their own, go back to {since[:12]}, then {again}"
+            keep = f"git -C {repo} branch <name> && git -C {repo} reset --keep {since[:12]}"
+            next = f"{keep}, then {again}"
     if found:
         raise Refusal(
             f"there is work in {repo} that the series lacks",
@@ -198,7 +199,9 @@ def blobs(repo: Path, commit: str, paths: list[str]) -> dict[str, str]:
     return found
 
 
-def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
+def move_to(
+    repo: Path, commit: str, marks: tuple[str, str] | None, again: str = "try again"
+) -> None:
     """Move branch, index, files and our marks to `commit`, all or nothing.
 
     What the user changed or staged in other files stays. Raises Refusal when a change
@@ -210,15 +213,17 @@ def move_to(repo: Path, commit: str, marks: tuple[str, str] | None) -> None:
         if value or ref(repo, name):
             rows.append(f"update {name} {value}" if value else f"delete {name}")
     refs = "".join(f"{row}\n" for row in rows).encode()
-    switch_files(repo, head, commit)
+    switch_files(repo, head, commit, again=again)
     try:
         git(repo, "update-ref", "-m", "ucm-hicache", "--stdin", stdin=refs)
     except GitError as error:
         switch_files(repo, commit, head)
-        raise would_not_move(repo, commit, error) from error
+        raise would_not_move(repo, commit, error, again) from error
 
 
-def switch_files(repo: Path, old: str, new: str, *how: str, again: str = "") -> None:
+def switch_files(
+    repo: Path, old: str, new: str, *how: str, again: str = "try again"
+) -> None:
     """Index and files go from `old` to `new`; with `-n` as `how` only told is whether they would."""
     git_ok(repo, "update-index", "-q", "--refresh", as_user=True)
     try:
@@ -227,14 +232,12 @@ def switch_files(repo: Path, old: str, new: str, *how: str, again: str = "") -> 
         raise would_not_move(repo, new, error, again) from error
 
 
-def would_not_move(
-    repo: Path, commit: str, error: GitError, again: str = ""
-) -> Refusal:
+def would_not_move(repo: Path, commit: str, error: GitError, again: str) -> Refusal:
     return Refusal(
         f"git would not move {repo} to {commit[:12]}",
         expected="files of the series as committed, no other git command at work",
         found=error.text,
-        next=f"commit or stash what is in the way, then {again or 'try again'}",
+        next=f"commit or stash what is in the way, then {again}",
     )
 
 

@@ -28,6 +28,7 @@ TREE = BUILD / "rebase"
 RESULT = ROOT / ".rebase"  # beside patches/, which it is to replace
 RANGE_DIFF = BUILD / "range-diff.txt"
 BRANCH = "hicache-v2"
+CONTINUE = "make rebase-continue"
 
 
 @dataclass
@@ -303,6 +304,8 @@ def go_on(state: State, entries: list[Entry]) -> State:
         show(entry, how)
     if not state.stopped or given_up(state.head):
         git(TREE, "reset", "--quiet", "--hard", state.head)
+        state.stopped = False
+        state.save()
         return state
     commit = state.commits[len(state.rows)]
     # Commits that the user made, with whatever message, are part of the entry.
@@ -379,8 +382,8 @@ def finish(state: State) -> int:
     repo, start = Path(state.ucm), state.start
     checkout.refuse_unfinished(repo)
     if not state.tip:  # later the difference may be what was moved already
-        checkout.refuse_edited(repo, "make rebase-continue")
-        refuse_branch(repo, "make rebase-continue")
+        checkout.refuse_edited(repo, CONTINUE)
+        refuse_branch(repo, CONTINUE)
     exported, _ = export(TREE, start, "HEAD")
     refuse_nothing_left(exported, start)
     refresh.refuse_strangers(exported)
@@ -393,7 +396,7 @@ def finish(state: State) -> int:
     compare = ("range-diff", "--no-color", "--creation-factor=95")
     RANGE_DIFF.write_bytes(git_bytes(repo, *compare, *span))
     if not state.tip and checkout.applied(repo):
-        checkout.switch_files(repo, "HEAD", tip, "-n", again="make rebase-continue")
+        checkout.switch_files(repo, "HEAD", tip, "-n", again=CONTINUE)
     state.tip = tip
     state.save()
     where = move(state)
@@ -430,7 +433,7 @@ def move_checkout(repo: Path, start: str, tip: str) -> str:
     """An applied series moves with its branch; otherwise the result is a new branch."""
     marks = checkout.applied(repo)
     if marks and marks[1] == git(repo, "rev-parse", "HEAD"):
-        checkout.move_to(repo, tip, (start, tip))
+        checkout.move_to(repo, tip, (start, tip), CONTINUE)
         return f"{tip[:12]} in {repo}\nnext: make verify build test UCM={repo}"
     git(repo, "branch", "--force", BRANCH, tip)
     git(repo, "update-ref", checkout.BASE_REF, start)
