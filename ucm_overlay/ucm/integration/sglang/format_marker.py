@@ -123,16 +123,21 @@ class Marked:
         """
         for row, known in self._marked.items():
             path, folder = row
-            if known and _identity(path) != known and os.path.isdir(folder):
+            if known and _identity(path, known) != known and os.path.isdir(folder):
                 claim([folder], *self._format)
                 self._marked[row] = _identity(path) or known
 
 
-def _identity(path: str) -> tuple[int, int] | None:
+def _identity(
+    path: str, untold: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
+    """What tells a file from another under its name; `untold` where rights or I/O fail."""
     try:
         found = os.stat(path)
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError:
+        return untold
     return found.st_dev, found.st_ino
 
 
