@@ -55,12 +55,14 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def upstream(project: Path, tmp_path: Path):
-    """A clone of UCM; call it with edits, which become a commit of upstream's."""
+    """A clone of UCM; call it with edits, if any, which become a commit of upstream's."""
     clone = tmp_path / "upstream"
     base = next((project / "build" / "base").iterdir())
     call("git", "clone", "-q", base, clone, cwd=tmp_path)
 
     def commit(edits: dict, subject: str) -> Path:
+        if not edits:
+            return clone
         edit(clone, edits)
         who = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.invalid")
         call("git", *who, "commit", "-qam", subject, cwd=clone)

@@ -51,6 +51,65 @@ def touched(patch: Path) -> set[str]:
     return set(re.findall(r"^\+\+\+ b/(.+)$", patch.read_text(), re.M))
 
 
+def save(clone: Path, subject: str) -> None:
+    who = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.invalid")
+    call("git", "add", "--all", cwd=clone)
+    call("git", *who, "commit", "-qm", subject, cwd=clone)
+
+
+def test_a_lines_moved(project, upstream):
+    """Expected: every entry goes on by itself, some of them at other lines."""
+    patches = (project / "patches").glob("*.patch")
+    paths = {path for patch in patches for path in touched(patch)}
+    ucm = upstream({}, "")
+    for path in sorted(ucm / path for path in paths):
+        if path.suffix in (".cc", ".h") and path.is_file():
+            path.write_text("// moved\n" * 3 + path.read_text())
+    save(ucm, "Move lines")
+    found = Counter(outcomes(rebase(project, "--ucm", ucm, "--to", "HEAD")).values())
+    assert set(found) == {"clean", "offset"} and found["offset"] > 5
+    call(sys.executable, "scripts/verify.py", cwd=project)
+
+
+def test_b_a_patch_was_merged_verbatim(project, upstream):
+    """Expected: that entry is dropped, with its overlay files, and no other one."""
+    first = min((project / "patches").glob("*.patch"))
+    ucm = upstream({}, "")
+    call("git", "apply", first, cwd=ucm)
+    series = (project / "patches" / "series").read_text()
+    owned = re.findall(r"^    (\S+)", series.partition("0002-")[0], re.M)
+    for path in owned:
+        (ucm / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(project / "ucm_overlay" / path, ucm / path)
+    save(ucm, "Answer per key")
+    found = outcomes(rebase(project, "--ucm", ucm, "--to", "HEAD"))
+    assert [name for name, how in found.items() if how != "clean"] == [first.name]
+    assert found[first.name] == "dropped" and owned
+    assert not [path for path in owned if (project / "ucm_overlay" / path).exists()]
+    call(sys.executable, "scripts/verify.py", cwd=project)
+
+
+def test_g_an_overlay_path_appeared(project, upstream):
+    """Expected: said before the first entry; a conflict, whose solution becomes a patch."""
+    path = "ucm/integration/sglang/hit_policy.py"
+    ours = (project / "ucm_overlay" / path).read_text()
+    ucm = upstream({}, "")
+    (ucm / path).write_text("# upstream's own\n")
+    save(ucm, "Judge hits")
+    out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
+    assert f"overlay   {path}: upstream has it now, otherwise" in out
+    tree = project / "build" / "rebase"
+    (tree / path).write_text(ours)
+    call("git", "add", "--all", cwd=tree)
+    found = Counter(outcomes(rebase(project, "--continue")).values())
+    assert found["solved"] == 1 and set(found) == {"clean", "solved"}
+    assert not (project / "ucm_overlay" / path).exists()
+    assert path in {
+        p for f in (project / "patches").glob("*.patch") for p in touched(f)
+    }
+    call(sys.executable, "scripts/verify.py", cwd=project)
+
+
 def test_f_upstream_answers_lookups_per_block(
     project, upstream, feature_tests, tmp_path
 ):
