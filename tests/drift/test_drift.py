@@ -1,6 +1,6 @@
 """The whole series moved onto a UCM that drifted, down to the feature tests on the result.
 
-Minutes of compiling, so not part of `make test`: `make drift`. The other kinds of drift, on a
+Minutes of compiling, so not part of `make test`: `make drift`. All kinds of drift, on a
 small project, are in tests/tools/test_rebase.py.
 """
 
