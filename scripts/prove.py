@@ -8,7 +8,6 @@ the table goes to docs/bisect.md.
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +25,7 @@ from pathlib import Path
 import _checkout as checkout
 from _commits import commit_series
 from _git import git, git_ok
+from _lock import hold
 from _pin import BUILD, ROOT
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
@@ -128,21 +128,13 @@ def write_table(rows: list[list[str]], entries: list[Entry]) -> None:
 
 
 def prepare(repo: Path, start: str) -> None:
-    """One worktree for all points, so that each build is a small step from the last.
-
-    One process at a time: it holds a lock to its end.
-    """
-    WORK.mkdir(parents=True, exist_ok=True)
-    lock = os.open(WORK / "lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refusal(
-            "points of the series are built by another process",
-            expected=f"nobody at work in {WORK}",
-            found="make verify BUILD=1 or make pr, still running",
-            next="wait for its end",
-        ) from None
+    """One worktree for all points, so that each build is a small step from the last."""
+    hold(
+        WORK / "lock",
+        "points of the series are built by another process",
+        expected=f"nobody at work in {WORK}",
+        found="make verify BUILD=1 or make pr, still running",
+    )
     if not is_worktree_of(repo):
         shutil.rmtree(POINT, ignore_errors=True)
         add = ("worktree", "add", "--quiet", "--force", "--detach")

@@ -6,7 +6,6 @@ rebase. The checkout, patches/, ucm_overlay/ and UPSTREAM change at the end, or 
 """
 
 import argparse
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import _checkout as checkout
 import refresh
 from _commits import REVERSED, Exported, export, patch_ids, series_on_base
 from _git import GitError, git, git_bytes, git_ok, lines
+from _lock import hold
 from _pin import BUILD, ROOT, Pin, fetch_base, read_pin, write_pin
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
@@ -100,18 +100,12 @@ def main() -> int:
 
 
 def only_one() -> None:
-    """One process at a time: it holds a lock to its end."""
-    BUILD.mkdir(exist_ok=True)
-    lock = os.open(BUILD / "rebase.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Refusal(
-            "another make rebase is at work",
-            expected=f"one at a time in {TREE}",
-            found="rebase, rebase-continue or rebase-abort, still running",
-            next="wait for its end",
-        ) from None
+    hold(
+        BUILD / "rebase.lock",
+        "another make rebase is at work",
+        expected=f"one at a time in {TREE}",
+        found="rebase, rebase-continue or rebase-abort, still running",
+    )
 
 
 def refuse_open() -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 import _checkout as checkout
-from _commits import ids_of, patch_ids
+from _commits import REVERSED, ids_of, patch_ids
 from _git import git, git_ok
 from _pin import read_pin
 from _report import run
@@ -29,8 +29,8 @@ class Upstream:
     def taken(self) -> set[str]:
         """Patch ids of its last commits that none of them reverts."""
         span = f"-200 {self.commit}"
-        back = "-R --src-prefix=b/ --dst-prefix=a/"  # -R swaps these, too
-        return patch_ids(self.repo, span) - patch_ids(self.repo, f"{back} {span}")
+        back = " ".join((*REVERSED, span))
+        return patch_ids(self.repo, span) - patch_ids(self.repo, back)
 
     def has(self, entry: Entry) -> bool:
         """Whether it took the patch as a commit, or the patch could be taken off it."""

@@ -40,6 +40,12 @@ def edit(root: Path, edits: dict[str, list[tuple[str, ...]]]) -> None:
         (root / path).write_text(text)
 
 
+def save(clone: Path, subject: str) -> None:
+    who = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.invalid")
+    call("git", "add", "--all", cwd=clone)
+    call("git", *who, "commit", "-qm", subject, cwd=clone)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """The series and its tools, which a rebase rewrites, with the pinned base at hand."""
@@ -61,11 +67,9 @@ def upstream(project: Path, tmp_path: Path):
     call("git", "clone", "-q", base, clone, cwd=tmp_path)
 
     def commit(edits: dict, subject: str) -> Path:
-        if not edits:
-            return clone
         edit(clone, edits)
-        who = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.invalid")
-        call("git", *who, "commit", "-qam", subject, cwd=clone)
+        if edits:
+            save(clone, subject)
         return clone
 
     return commit

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import per_block_lookup as drift
-from conftest import BUILT, ROOT, call, edit
+from conftest import BUILT, ROOT, call, edit, save
 
 CONNECTOR = "ucm/integration/sglang/ucm_connector.py"
 BACKEND = "ucm/integration/sglang/unifiedcache_store.py"
@@ -49,12 +49,6 @@ def outcomes(out: str) -> dict[str, str]:
 
 def touched(patch: Path) -> set[str]:
     return set(re.findall(r"^\+\+\+ b/(.+)$", patch.read_text(), re.M))
-
-
-def save(clone: Path, subject: str) -> None:
-    who = ("-c", "user.name=Upstream", "-c", "user.email=upstream@example.invalid")
-    call("git", "add", "--all", cwd=clone)
-    call("git", *who, "commit", "-qm", subject, cwd=clone)
 
 
 def test_a_lines_moved(project, upstream):
