@@ -643,12 +643,15 @@ def test_killed_in_the_middle(project: Project, ucm: Path, when: str, count: int
         "git",
         f"#!/bin/sh\necho $1 >> {trap}/seen\n"
         f'[ "$(grep -c ^{when}\\$ {trap}/seen)" = {count} ] && [ $1 = {when} ] && '
-        f"kill -9 $PPID\nexec {shutil.which('git')} \"$@\"\n",
+        f"exec 9>{trap}/orphan && flock 9 && kill -9 $PPID\n"
+        f"exec {shutil.which('git')} \"$@\"\n",
         0o755,
     )
     path = f"{trap}:{os.environ['PATH']}"
     done = project.run("rebase", "--ucm", ucm, "--to", "HEAD", PATH=path)
     assert done.returncode == -9
+    with open(trap / "orphan") as orphan:  # git outlives the tool, and the lock git
+        fcntl.flock(orphan, fcntl.LOCK_EX)
     after = snapshot(ucm)
     before.pop("worktrees"), after.pop("worktrees")
     assert after == before and project.series() == series
