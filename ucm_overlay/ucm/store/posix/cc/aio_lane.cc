@@ -75,9 +75,14 @@ void AioLane::Push(Units units)
     Admit();
 }
 
-bool AioLane::Park(UnitPtr& unit)
+bool AioLane::Park(UnitPtr& unit, size_t left)
 {
     std::lock_guard<std::mutex> lock{mutex_};
+    if (left != left_) {  // what the unit lacked came back meanwhile
+        ready_.push_back(std::move(unit));
+        Wake(1);
+        return true;
+    }
     if (busy_ == parked_.size() + 1) { return false; }
     parked_.push_back(std::move(unit));
     return true;
@@ -87,6 +92,7 @@ void AioLane::Leave()
 {
     std::lock_guard<std::mutex> lock{mutex_};
     busy_--;
+    left_++;
     if (parked_.empty()) {
         Admit();
     } else {

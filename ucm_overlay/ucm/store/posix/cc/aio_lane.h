@@ -24,6 +24,7 @@
 #ifndef UNIFIEDCACHE_POSIX_STORE_CC_AIO_LANE_H
 #define UNIFIEDCACHE_POSIX_STORE_CC_AIO_LANE_H
 
+#include <atomic>
 #include <optional>
 #include "aio_impl.h"
 #include "posix_file.h"
@@ -54,8 +55,10 @@ public:
     void Push(Units units);
     /** A unit that is on its way wants a worker again. */
     void Resume(UnitPtr unit);
+    /** How many units are done; tells Park() since when the unit has lacked something. */
+    size_t Left() const { return left_; }
     /** Keeps a unit until another one is done; false when there is none to wait for. */
-    bool Park(UnitPtr& unit);
+    bool Park(UnitPtr& unit, size_t left);
     /** A unit is done. */
     void Leave();
     /** Takes units out that match and have not begun. */
@@ -73,6 +76,7 @@ private:
     Worker worker_;
     size_t depth_{0};
     size_t busy_{0};
+    std::atomic<size_t> left_{0};
     Units waiting_;
     Units parked_;
     Units ready_;  // for a worker

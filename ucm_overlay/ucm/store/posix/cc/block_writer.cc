@@ -52,6 +52,7 @@ BlockWriter::BlockWriter(const SpaceLayout* layout, const Detail::BlockId& block
       options_{options},
       temp_{layout->TempFilePath(block)},
       final_{layout->DataFilePath(block, false)},
+      unnamed_{final_},
       claimed_(options.nShard),
       left_{options.nShard}
 {
@@ -72,13 +73,36 @@ Status BlockWriter::Open(PosixFile& file)
     if (opened_) { return file.Open(flags); }
     kept_ = layout_->Contains(block_, options_.blockSize);
     if (kept_) { return Status::OK(); }
-    flags |= Flag::CREATE | Flag::EXCL;
+    const auto nameless = options_.nShard == 1 && layout_->UnnamedFiles();
+    auto s = nameless ? OpenUnnamed(file, flags) : Status::Unsupported();
+    if (s == Status::Unsupported()) { s = OpenNamed(file, flags); }
+    opened_ = s.Success();
+    return s;
+}
+
+Status BlockWriter::OpenUnnamed(PosixFile& file, uint32_t flags)
+{
+    auto s = file.OpenUnnamed(final_, flags);
+    if (s == Status::NotFound()) {
+        s = Make(Parent(final_));
+        if (s.Success()) { s = file.OpenUnnamed(final_, flags); }
+    }
+    if (s == Status::Unsupported()) { layout_->NameFiles(s.ToString()); }
+    if (s.Failure()) { return s; }
+    // Some file systems tell a lost write when its file is closed, which is before it has a name.
+    s = unnamed_.Share(file);
+    if (s.Failure()) { file.Close(); }
+    return s;
+}
+
+Status BlockWriter::OpenNamed(PosixFile& file, uint32_t flags)
+{
+    flags |= PosixFile::OpenFlag::CREATE | PosixFile::OpenFlag::EXCL;
     auto s = file.Open(flags);
     if (s.Failure()) {
         s = Make(Parent(temp_));
         if (s.Success()) { s = file.Open(flags); }
     }
-    opened_ = s.Success();
     return s;
 }
 
@@ -108,7 +132,7 @@ Expected<bool> BlockWriter::Seal(PosixFile& file, size_t n, Status s)
 Status BlockWriter::Publish()
 {
     if (kept_) { return Status::OK(); }
-    auto s = Rename();
+    auto s = TakeName();
     if (s.Failure()) {
         std::lock_guard<std::mutex> lock{mutex_};
         failed_ = true;
@@ -116,26 +140,49 @@ Status BlockWriter::Publish()
     return s;
 }
 
-Status BlockWriter::Rename()
+Status BlockWriter::TakeName()
 {
-    PosixFile temp{temp_};
-    auto s = temp.ExpectSize(options_.blockSize);
+    auto s = unnamed_.IsOpen() ? unnamed_.ExpectSize(options_.blockSize)
+                               : PosixFile{temp_}.ExpectSize(options_.blockSize);
     if (s.Failure()) { return s; }
     // A block is never replaced by another writer's: readers keep the file that they opened.
-    if (layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
-    s = temp.Rename(final_);
-    if (s == Status::NotFound()) {
-        s = Make(Parent(final_));
-        if (s.Success()) { s = temp.Rename(final_); }
-    }
-    // NFS repeats a request whose answer was lost, and the second one finds nothing to rename.
-    if (s == Status::NotFound() && layout_->Contains(block_, options_.blockSize)) {
+    if (!unnamed_.IsOpen() && layout_->Contains(block_, options_.blockSize)) {
         return Status::OK();
     }
+    s = TakeNameOf(final_);
+    // NFS repeats a request whose answer was lost, and the second one finds nothing to rename.
+    const auto there = s == Status::NotFound() || s == Status::DuplicateKey();
+    if (there && layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
+    if (s == Status::DuplicateKey()) { s = Replace(); }
+    const auto never = s == Status::NotFound() || s == Status::Unsupported();
+    if (never && unnamed_.IsOpen()) { layout_->NameFiles(s.ToString()); }
     if (s.Failure()) { return s; }
     published_ = true;
     if (options_.syncDir) { s = SyncFolder(); }
     if (s.Failure()) { Withdraw(); }
+    return s;
+}
+
+/** A linked name may be taken already, and says so. */
+Status BlockWriter::TakeNameOf(const std::string& path)
+{
+    const auto take = [&] {
+        return unnamed_.IsOpen() ? unnamed_.Link(path) : PosixFile{temp_}.Rename(path);
+    };
+    auto s = take();
+    if (s == Status::NotFound()) {
+        s = Make(Parent(path));
+        if (s.Success()) { s = take(); }
+    }
+    return s;
+}
+
+/** What has the block's name is no block: too short, or nothing that can be read. */
+Status BlockWriter::Replace()
+{
+    auto s = TakeNameOf(temp_);
+    if (s.Success()) { s = PosixFile{temp_}.Rename(final_); }
+    if (s.Failure()) { PosixFile{temp_}.Remove(); }
     return s;
 }
 
@@ -157,6 +204,9 @@ bool BlockWriter::Over() const
     return left_ == 0 || failed_ || kept_;
 }
 
-void BlockWriter::Discard() { PosixFile{temp_}.Remove(); }
+void BlockWriter::Discard()
+{
+    if (!unnamed_.IsOpen()) { PosixFile{temp_}.Remove(); }
+}
 
 }  // namespace UC::PosixStore

@@ -36,6 +36,10 @@ namespace UC::PosixStore {
  *
  * Each user of the writer opens the temporary, writes its shards and seals them; the one whose
  * seal was the last publishes. A block that is never published leaves nothing behind.
+ *
+ * The temporary of a block of one shard has no name until it is published, where the file system
+ * can do that. Named ones lie in one folder, whose lock writers share, and the kernel moves files
+ * between folders one at a time. A block of several shards would keep a descriptor until its last.
  */
 class BlockWriter {
 public:
@@ -68,7 +72,11 @@ public:
     bool Over() const;
 
 private:
-    Status Rename();
+    Status OpenUnnamed(PosixFile& file, uint32_t flags);
+    Status OpenNamed(PosixFile& file, uint32_t flags);
+    Status TakeName();
+    Status TakeNameOf(const std::string& path);
+    Status Replace();
     Status SyncFolder() const;
     void Discard();
 
@@ -77,6 +85,7 @@ private:
     const Options options_;
     const std::string temp_;
     const std::string final_;
+    PosixFile unnamed_;  // open: the temporary has no name
     mutable std::mutex mutex_;
     std::vector<bool> claimed_;
     size_t left_;

@@ -90,6 +90,7 @@ void IoEngineAio::Kick()
 void IoEngineAio::Work(UnitPtr unit)
 {
     auto s = Status::Timeout();
+    const auto left = Lane(*unit).Left();
     if (!unit->task->GivenUp()) {
         s = unit->fd < 0 ? Begin(*unit) : Continue(*unit);
     } else if (!unit->writer) {
@@ -97,7 +98,7 @@ void IoEngineAio::Work(UnitPtr unit)
     }
     if (s == Status::Retry()) {
         unit->running.reset();
-        if (Lane(*unit).Park(unit)) { return; }
+        if (Lane(*unit).Park(unit, left)) { return; }
     }
     if (s.Success() && !unit->Whole()) {
         auto io = unit.release();

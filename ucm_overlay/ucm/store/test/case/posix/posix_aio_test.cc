@@ -477,6 +477,27 @@ TEST_F(UCPosixAioTest, FewFileDescriptors)
     ASSERT_EQ(to.Bytes(), from.Bytes());
 }
 
+TEST_F(UCPosixAioTest, DescriptorsThatCameBackMeanwhileAreTriedAgain)
+{
+    auto store = MakeAio();
+    const auto blocks = MakeBlocks(3);
+    HostPages from{3, BlockSize()}, to{3, BlockSize()};
+    ASSERT_EQ(Dump(*store, blocks, from.Number()), UC::Status::OK());
+    std::atomic<size_t> opens{0}, closes{0};
+    IoFault fault{[&](IoFault::Call& call) {
+        closes += call.op == IoFault::Op::CLOSE;
+        if (call.op != IoFault::Op::OPEN) { return 0; }
+        const auto nth = ++opens;
+        if (nth != 2 && nth != 3) { return 0; }
+        while (closes == 0) { IoFault::SleepMs(1); }
+        IoFault::SleepMs(50);  // the first block is done, nobody else holds a descriptor
+        return EMFILE;
+    }};
+    ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK());
+    ASSERT_EQ(opens, 5);
+    ASSERT_EQ(to.Bytes(), from.Bytes());
+}
+
 TEST_F(UCPosixAioTest, ALoadReturnsWhenItsPagesAreFree)
 {
     for (const bool held : {false, true}) {

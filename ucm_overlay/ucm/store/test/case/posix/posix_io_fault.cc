@@ -43,6 +43,7 @@ namespace {
 
 std::shared_ptr<IoFault::Hook> g_hook;
 std::atomic<bool> g_enabled{false};
+std::atomic<bool> g_namedFiles{false};
 thread_local bool g_inHook = false;
 
 int Ask(IoFault::Call& call)
@@ -133,6 +134,10 @@ IoFault::~IoFault()
 
 void IoFault::SleepMs(size_t ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
+NamedFiles::NamedFiles() { g_namedFiles = true; }
+
+NamedFiles::~NamedFiles() { g_namedFiles = false; }
+
 }  // namespace UC::Test::Detail
 
 using UC::Test::Detail::IoFault;
@@ -155,14 +160,22 @@ int open(const char* path, int flags, ...)
     static auto* real = Fault::Real<int(const char*, int, ...)>("open");
     va_list args;
     va_start(args, flags);
-    const auto mode = (flags & O_CREAT) ? va_arg(args, mode_t) : 0;
+    const auto unnamed = (flags & O_TMPFILE) == O_TMPFILE;
+    const auto mode = (flags & O_CREAT) || unnamed ? va_arg(args, mode_t) : 0;
     va_end(args);
+    if (unnamed && Fault::g_namedFiles) { return Fault::FailWith(EOPNOTSUPP); }
     return Fault::OnPath(IoFault::Op::OPEN, path, [&] { return real(path, flags, mode); });
 }
 int rename(const char* from, const char* to) noexcept
 {
     static auto* real = Fault::Real<int(const char*, const char*)>("rename");
     return Fault::OnPath(IoFault::Op::RENAME, to, [&] { return real(from, to); });
+}
+int linkat(int at, const char* from, int to, const char* name, int flags) noexcept
+{
+    static auto* real = Fault::Real<int(int, const char*, int, const char*, int)>("linkat");
+    return Fault::OnPath(IoFault::Op::RENAME, name,
+                         [&] { return real(at, from, to, name, flags); });
 }
 int close(int fd) { return Fault::OnFd("close", IoFault::Op::CLOSE, fd); }
 int fsync(int fd) { return Fault::OnFd("fsync", IoFault::Op::SYNC, fd); }

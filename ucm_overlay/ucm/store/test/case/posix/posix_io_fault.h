@@ -32,7 +32,8 @@ namespace UC::Test::Detail {
 
 /**
  * @brief Faults that cannot be made for real: this executable's own stat, lstat, open, pread,
- *        pwrite, preadv, pwritev, fsync, fdatasync, close and rename come before those of libc.
+ *        pwrite, preadv, pwritev, fsync, fdatasync, close, rename and linkat come before those
+ *        of libc.
  *
  * While an IoFault lives, each of these calls is shown to its hook first, on the calling thread.
  */
@@ -41,7 +42,7 @@ public:
     enum class Op { STAT, OPEN, READ, WRITE, SYNC, CLOSE, RENAME };
     struct Call {
         Op op;
-        std::string path;  // of the file, or the new name for RENAME
+        std::string path;  // of the file, or the new name for RENAME, which linkat is too
         off_t offset;      // READ and WRITE only
         size_t limit;      // bytes to move at most; the hook may lower it
     };
@@ -54,6 +55,15 @@ public:
     IoFault& operator=(const IoFault&) = delete;
 
     static void SleepMs(size_t ms);
+};
+
+/** While it lives no file can be opened without a name, as on a network file system. */
+class NamedFiles {
+public:
+    NamedFiles();
+    ~NamedFiles();
+    NamedFiles(const NamedFiles&) = delete;
+    NamedFiles& operator=(const NamedFiles&) = delete;
 };
 
 }  // namespace UC::Test::Detail

@@ -53,7 +53,7 @@ TEST_F(UCPosixOnDemandTest, AFolderComesWithItsFirstBlock)
         from.Number();
         ASSERT_EQ(store->Lookup(blocks.data(), 64).Value(), std::vector<uint8_t>(64));
         ASSERT_EQ(Dump(*store, {blocks[0]}, from), UC::Status::OK());
-        ASSERT_EQ(Folders(), 2);  // .tmp is the other one
+        ASSERT_LE(Folders(), 2);  // .tmp is the other one, where temporaries have names
         ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
         ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK());
         ASSERT_EQ(to.Bytes(), from.Bytes());

@@ -10,8 +10,8 @@
  * copies of the Software, and to permit persons to whom the Software is
  * furnished to do so, subject to the following conditions:
  *
- * The above copyright notice and this permission notice shall be included in all
- * copies or substantial portions of the Software.
+ * The above copyright notice and this permission notice shall be included in
+ * all copies or substantial portions of the Software.
  *
  * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
  * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
@@ -23,6 +23,7 @@
  * */
 #include <algorithm>
 #include <dirent.h>
+#include <fcntl.h>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -33,6 +34,7 @@
 
 using UC::Test::Detail::HostPages;
 using UC::Test::Detail::IoFault;
+using UC::Test::Detail::NamedFiles;
 
 class UCPosixPublishTest : public UC::Test::Detail::PosixStoreBase {
 protected:
@@ -58,6 +60,15 @@ protected:
         ::stat(File(block).c_str(), &st);
         return st.st_ino;
     }
+    /** Runs `test` with temporaries as they come here, and with those that have
+     * names. */
+    template <typename Test>
+    static void EitherWay(Test&& test)
+    {
+        test();
+        NamedFiles named;
+        test();
+    }
     static UC::Detail::TaskDesc Take(const UC::Detail::TaskDesc& desc, std::vector<size_t> rows)
     {
         UC::Detail::TaskDesc part;
@@ -71,35 +82,95 @@ TEST_F(UCPosixPublishTest, AnyFailureLeavesNothing)
     nTensor_ = 2;
     auto config = MakeConfig();
     config.Set("posix_sync", std::string("full"));
-    auto store = MakeStore(config);
     using Op = IoFault::Op;
-    for (const auto op : {Op::OPEN, Op::WRITE, Op::SYNC, Op::CLOSE, Op::RENAME}) {
-        for (const int eno : {EIO, ENOSPC, EACCES}) {
-            const auto blocks = MakeBlocks(1);
-            HostPages from{1, BlockSize(), 7};
-            {
-                IoFault fault{[&](IoFault::Call& call) { return call.op == op ? eno : 0; }};
-                ASSERT_TRUE(Dump(*store, blocks, from).Failure());
+    EitherWay([&] {
+        auto store = MakeStore(config);
+        for (const auto op : {Op::OPEN, Op::WRITE, Op::SYNC, Op::CLOSE, Op::RENAME}) {
+            for (const int eno : {EIO, ENOSPC, EACCES}) {
+                const auto blocks = MakeBlocks(1);
+                HostPages from{1, BlockSize(), 7};
+                {
+                    IoFault fault{[&](IoFault::Call& call) { return call.op == op ? eno : 0; }};
+                    ASSERT_TRUE(Dump(*store, blocks, from).Failure());
+                }
+                ASSERT_EQ(store->Lookup(blocks.data(), 1).Value()[0], false);
+                ASSERT_EQ(FileSize(blocks[0]), -1);
+                ASSERT_EQ(Temporaries(), 0);
+                ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
+                ASSERT_EQ(Content(blocks[0]), from.Bytes());
             }
-            ASSERT_EQ(store->Lookup(blocks.data(), 1).Value()[0], false);
-            ASSERT_EQ(FileSize(blocks[0]), -1);
-            ASSERT_EQ(Temporaries(), 0);
-            ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
-            ASSERT_EQ(Content(blocks[0]), from.Bytes());
         }
+    });
+}
+
+TEST_F(UCPosixPublishTest, ANameThatMayBeLostIsTakenBack)
+{
+    auto config = MakeConfig();
+    config.Set("posix_sync", std::string("full"));
+    EitherWay([&] {
+        auto store = MakeStore(config);
+        const auto blocks = MakeBlocks(1);
+        HostPages from{1, BlockSize()};
+        std::atomic<size_t> syncs{0};
+        IoFault fault{[&](IoFault::Call& call) {
+            return call.op == IoFault::Op::SYNC && ++syncs == 2 ? EIO : 0;  // the folder's
+        }};
+        ASSERT_TRUE(Dump(*store, blocks, from).Failure());
+        ASSERT_EQ(syncs, 2);
+        ASSERT_EQ(FileSize(blocks[0]), -1);
+    });
+}
+
+TEST_F(UCPosixPublishTest, ATemporaryOfOneShardHasNoName)
+{
+    const auto probe = open(Path().c_str(), O_TMPFILE | O_WRONLY, 0600);
+    if (probe < 0) {
+        GTEST_SKIP() << "no unnamed files here; ext4, xfs, btrfs and tmpfs have them";
     }
-    const auto blocks = MakeBlocks(1);
+    close(probe);
+    auto store = MakeStore();
+    const auto blocks = MakeBlocks(8);
+    HostPages from{8, BlockSize()};
+    ASSERT_EQ(Dump(*store, blocks, from.Number()), UC::Status::OK());
+    ASSERT_NE(access((Path() + ".tmp").c_str(), F_OK), 0);
+    for (size_t i = 0; i < 8; i++) {
+        ASSERT_EQ(Content(blocks[i]), from.Bytes().substr(i * BlockSize(), BlockSize()));
+    }
+    NamedFiles named;
+    ASSERT_EQ(Dump(*store, MakeBlocks(8), from), UC::Status::OK());
+    ASSERT_EQ(access((Path() + ".tmp").c_str(), F_OK), 0);
+}
+
+TEST_F(UCPosixPublishTest, WhereNoNameCanBeGivenLaterTemporariesHaveOne)
+{
+    auto store = MakeStore();
+    const auto blocks = MakeBlocks(2);
     HostPages from{1, BlockSize()};
-    IoFault fault{[&](IoFault::Call& call) {
-        const auto folder = call.path.find("/.tmp") == std::string::npos;
-        return call.op == Op::SYNC && folder ? EIO : 0;
-    }};
-    ASSERT_TRUE(Dump(*store, blocks, from).Failure());
-    ASSERT_EQ(FileSize(blocks[0]), -1);
+    for (const int eno : {EPERM, ENOENT}) {
+        IoFault fault{[&](IoFault::Call& call) {
+            const auto named = access((Path() + ".tmp").c_str(), F_OK) == 0;
+            return call.op == IoFault::Op::RENAME && !named ? eno : 0;
+        }};
+        store = MakeStore();
+        for (size_t i = 0; i < 2; i++) { Dump(*store, {blocks[i]}, from); }
+        ASSERT_EQ(Content(blocks[1]), from.Bytes());
+        ASSERT_EQ(Temporaries(), 0);
+        ASSERT_EQ(rmdir((Path() + ".tmp").c_str()), 0);
+        unlink(File(blocks[1]).c_str());
+    }
 }
 
 TEST_F(UCPosixPublishTest, DataLostAtCloseIsNotPublished)
 {
+    {
+        auto store = MakeStore();
+        const auto blocks = MakeBlocks(1);
+        HostPages from{1, BlockSize()};
+        IoFault fault{[](IoFault::Call& call) { return call.op == IoFault::Op::CLOSE ? EIO : 0; }};
+        ASSERT_TRUE(Dump(*store, blocks, from).Failure());
+        ASSERT_EQ(FileSize(blocks[0]), -1);
+    }
+    NamedFiles named;
     auto store = MakeStore();
     for (const int eno : {EIO, 0}) {
         const auto blocks = MakeBlocks(1);
@@ -119,22 +190,24 @@ TEST_F(UCPosixPublishTest, WritersOfOneKeyLeaveOneWritersBytes)
 {
     tensorSize_ = 65536;
     nTensor_ = 4;
-    auto store1 = MakeStore(), store2 = MakeStore();
-    for (size_t round = 0; round < 20; round++) {
-        const auto blocks = MakeBlocks(1);
-        std::vector<std::thread> writers;
-        for (uint8_t fill = 1; fill <= 6; fill++) {
-            writers.emplace_back([&, fill] {
-                HostPages from{1, BlockSize(), fill};
-                auto& store = fill % 2 ? *store1 : *store2;
-                ASSERT_EQ(Dump(store, blocks, from), UC::Status::OK());
-            });
+    EitherWay([&] {
+        auto store1 = MakeStore(), store2 = MakeStore();
+        for (size_t round = 0; round < 20; round++) {
+            const auto blocks = MakeBlocks(1);
+            std::vector<std::thread> writers;
+            for (uint8_t fill = 1; fill <= 6; fill++) {
+                writers.emplace_back([&, fill] {
+                    HostPages from{1, BlockSize(), fill};
+                    auto& store = fill % 2 ? *store1 : *store2;
+                    ASSERT_EQ(Dump(store, blocks, from), UC::Status::OK());
+                });
+            }
+            for (auto& writer : writers) { writer.join(); }
+            const auto content = Content(blocks[0]);
+            ASSERT_EQ(content, std::string(BlockSize(), content[0]));
         }
-        for (auto& writer : writers) { writer.join(); }
-        const auto content = Content(blocks[0]);
-        ASSERT_EQ(content, std::string(BlockSize(), content[0]));
-    }
-    ASSERT_EQ(Temporaries(), 0);
+        ASSERT_EQ(Temporaries(), 0);
+    });
 }
 
 TEST_F(UCPosixPublishTest, SameKeyTwiceInABatch)
@@ -207,17 +280,20 @@ TEST_F(UCPosixPublishTest, ShardsOfSeveralTasks)
 
 TEST_F(UCPosixPublishTest, AWholeBlockIsKept)
 {
-    auto store = MakeStore();
-    const auto blocks = MakeBlocks(1);
-    HostPages a{1, BlockSize(), 1}, b{1, BlockSize(), 2};
-    ASSERT_EQ(Dump(*store, blocks, a), UC::Status::OK());
-    const auto inode = Inode(blocks[0]);
-    ASSERT_EQ(Dump(*store, blocks, b), UC::Status::OK());
-    ASSERT_EQ(Inode(blocks[0]), inode);
-    ASSERT_EQ(Content(blocks[0]), a.Bytes());
-    ASSERT_EQ(truncate(File(blocks[0]).c_str(), 10), 0);
-    ASSERT_EQ(Dump(*store, blocks, b), UC::Status::OK());
-    ASSERT_EQ(Content(blocks[0]), b.Bytes());
+    EitherWay([&] {
+        auto store = MakeStore();
+        const auto blocks = MakeBlocks(1);
+        HostPages a{1, BlockSize(), 1}, b{1, BlockSize(), 2};
+        ASSERT_EQ(Dump(*store, blocks, a), UC::Status::OK());
+        const auto inode = Inode(blocks[0]);
+        ASSERT_EQ(Dump(*store, blocks, b), UC::Status::OK());
+        ASSERT_EQ(Inode(blocks[0]), inode);
+        ASSERT_EQ(Content(blocks[0]), a.Bytes());
+        ASSERT_EQ(truncate(File(blocks[0]).c_str(), 10), 0);
+        ASSERT_EQ(Dump(*store, blocks, b), UC::Status::OK());
+        ASSERT_EQ(Content(blocks[0]), b.Bytes());
+        ASSERT_EQ(Temporaries(), 0);
+    });
 }
 
 TEST_F(UCPosixPublishTest, OldTemporariesAreNotUsed)
@@ -254,16 +330,18 @@ TEST_F(UCPosixPublishTest, SyncModes)
 
 TEST_F(UCPosixPublishTest, ALostAnswerToARenameIsNoFailure)
 {
-    auto store = MakeStore();
-    const auto blocks = MakeBlocks(1);
-    HostPages from{1, BlockSize()};
-    IoFault fault{[&](IoFault::Call& call) {
-        if (call.op != IoFault::Op::RENAME) { return 0; }
-        std::ofstream{call.path} << from.Bytes();
-        return ENOENT;
-    }};
-    ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
-    ASSERT_EQ(Temporaries(), 0);
+    EitherWay([&] {
+        auto store = MakeStore();
+        const auto blocks = MakeBlocks(1);
+        HostPages from{1, BlockSize()};
+        IoFault fault{[&](IoFault::Call& call) {
+            if (call.op != IoFault::Op::RENAME) { return 0; }
+            std::ofstream{call.path} << from.Bytes();
+            return ENOENT;
+        }};
+        ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
+        ASSERT_EQ(Temporaries(), 0);
+    });
 }
 
 TEST_F(UCPosixPublishTest, BlocksAndTemporariesLieOnTheBackendOfTheirHash)
@@ -276,6 +354,7 @@ TEST_F(UCPosixPublishTest, BlocksAndTemporariesLieOnTheBackendOfTheirHash)
     ASSERT_EQ(mkdir(second.c_str(), 0755), 0);
     UC::PosixStore::SpaceLayout layout;
     ASSERT_TRUE(layout.Setup(layoutConfig).Success());
+    NamedFiles named;
     auto config = MakeConfig();
     config.Set("storage_backends", backends);
     auto store = MakeStore(config);

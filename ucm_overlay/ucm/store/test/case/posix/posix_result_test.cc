@@ -10,8 +10,8 @@
  * copies of the Software, and to permit persons to whom the Software is
  * furnished to do so, subject to the following conditions:
  *
- * The above copyright notice and this permission notice shall be included in all
- * copies or substantial portions of the Software.
+ * The above copyright notice and this permission notice shall be included in
+ * all copies or substantial portions of the Software.
  *
  * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
  * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
@@ -78,7 +78,8 @@ TEST_F(UCPosixResultTest, AFullDiskStoresWhatFits)
     }};
     const auto s = Dump(*store, blocks, from);
     ASSERT_EQ(s, UC::Status::NoSpace());
-    ExpectText(s, {"dump", "3 of 6", Hex(blocks[1]), "/.tmp/", "ENOSPC", "No space left"});
+    ExpectText(s,
+               {"dump", "3 of 6", Hex(blocks[1]), "pwrite(" + Path(), "ENOSPC", "No space left"});
     for (size_t i = 0; i < blocks.size(); i++) {
         ASSERT_EQ(FileSize(blocks[i]), i % 2 == 0 ? BlockSize() : -1);
     }

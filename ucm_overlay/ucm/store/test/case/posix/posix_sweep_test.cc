@@ -21,6 +21,7 @@
  * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
  * SOFTWARE.
  * */
+#include <filesystem>
 #include <fstream>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@
 using UC::PosixStore::TempOwner;
 using UC::Test::Detail::HostPages;
 using UC::Test::Detail::IoFault;
+using UC::Test::Detail::NamedFiles;
 
 class UCPosixSweepTest : public UC::Test::Detail::PosixStoreBase {
 protected:
@@ -54,6 +56,22 @@ protected:
             IoFault::SleepMs(10);
         }
         return false;
+    }
+    /** A process that dies in the middle of a dump. */
+    void DieWhileWriting() const
+    {
+        const auto pid = fork();
+        if (pid == 0) {
+            auto store = MakeStore();
+            HostPages from{1, BlockSize()};
+            IoFault fault{[](IoFault::Call& call) {
+                if (call.op == IoFault::Op::WRITE) { kill(getpid(), SIGKILL); }
+                return 0;
+            }};
+            Dump(*store, MakeBlocks(1), from);
+            _exit(0);
+        }
+        waitpid(pid, nullptr, 0);
     }
     static std::string DeadPid()
     {
@@ -124,21 +142,23 @@ TEST_F(UCPosixSweepTest, WhatALinkNamesIsNotSwept)
     ASSERT_EQ(access(old.c_str(), F_OK), 0);
 }
 
+TEST_F(UCPosixSweepTest, AKilledWriterLeavesNothingWithoutAName)
+{
+    DieWhileWriting();
+    if (access((Path() + ".tmp").c_str(), F_OK) == 0) {
+        GTEST_SKIP() << "no unnamed files here; ext4, xfs, btrfs and tmpfs have them";
+    }
+    for (const auto& entry : std::filesystem::recursive_directory_iterator{Path()}) {
+        ASSERT_TRUE(entry.is_directory()) << entry.path();
+    }
+}
+
 TEST_F(UCPosixSweepTest, AKilledWritersTemporaryGoesAtTheNextStart)
 {
-    const auto pid = fork();
-    if (pid == 0) {
-        auto store = MakeStore();
-        HostPages from{1, BlockSize()};
-        IoFault fault{[](IoFault::Call& call) {
-            if (call.op == IoFault::Op::WRITE) { kill(getpid(), SIGKILL); }
-            return 0;
-        }};
-        Dump(*store, MakeBlocks(1), from);
-        _exit(0);
-    }
-    waitpid(pid, nullptr, 0);
+    NamedFiles named;
+    DieWhileWriting();
     ASSERT_NE(rmdir((Path() + ".tmp").c_str()), 0);
+    ASSERT_EQ(errno, ENOTEMPTY);
     auto store = MakeStore();
     IoFault::SleepMs(100);
     ASSERT_EQ(rmdir((Path() + ".tmp").c_str()), 0);

@@ -28,6 +28,7 @@
 
 using UC::Test::Detail::HostPages;
 using UC::Test::Detail::IoFault;
+using UC::Test::Detail::NamedFiles;
 using Moved = std::vector<uint8_t>;
 
 class UCPosixWaitBlocksTest : public UC::Test::Detail::PosixStoreBase {
@@ -37,6 +38,7 @@ protected:
 
 TEST_F(UCPosixWaitBlocksTest, OneByteABlock)
 {
+    NamedFiles named;  // a write tells its block
     auto store = MakeStore();
     const auto blocks = MakeBlocks(4);
     HostPages from{4, BlockSize()}, to{4, BlockSize()};
