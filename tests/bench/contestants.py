@@ -293,21 +293,16 @@ class Bare(Contestant):
     def __init__(self, site, pages, threads, build: Path, direct=False) -> None:
         super().__init__(site, pages)
         self.kernel, self.direct = Kernel(build, threads), direct
-        self._made = 0
 
     def ops(self, names: Sequence[str]) -> FileOps:
         """Files of every pool, in the order in which a backend gets them."""
         parts = []
         for pages in self.pages:
-            folder, start = f"{self.site.folder(pages.pool)}/.bench", self._made
-            self._made += len(names)
-            temps = [f"{folder}/{os.getpid()}.{start + i}" for i in range(len(names))]
             part = FileOps.of(
                 self.paths(pages, names),
                 pages.pool.page_bytes,
                 pages.pointers[: len(names)],
                 pages.pool.components,
-                temps,
             )
             parts.append(part)
         return FileOps.join(parts)

@@ -57,15 +57,17 @@ class FileOps:
         size: int | np.ndarray,
         pointers: np.ndarray | None = None,
         sizes: Sequence[int] = (),
-        temps: Sequence[str] = (),
     ) -> "FileOps":
-        """One operation per path; pointers: uint64 [files, components] of these `sizes`."""
+        """One operation per path; pointers: uint64 [files, components] of these `sizes`.
+
+        A set writes beside the file and renames there: the kernel takes one lock per folder, and
+        one per file system where a rename changes the folder.
+        """
         table = np.zeros(len(paths), dtype=_OP)
         table["size"] = size
+        temps = [f"{path}.{os.getpid()}" for path in paths]
         texts = [_strings(paths), _strings(temps)]
-        table["path"] = texts[0][1]
-        if temps:
-            table["temp"] = texts[1][1]
+        table["path"], table["temp"] = texts[0][1], texts[1][1]
         pieces = np.zeros(0, dtype=_PIECE)
         if pointers is not None:
             pieces = np.zeros(pointers.shape, dtype=_PIECE)

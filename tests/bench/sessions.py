@@ -237,11 +237,8 @@ class Lookups:
                 there = self._present(case, pool)
                 names = [k for k, e in zip(self.names[case], there, strict=True) if e]
                 paths = self.site.paths(pool, names)
-                temps = [f"{self.site.folder(pool)}/.bench/{n}" for n in names]
                 pointers = np.repeat(page.pointers, len(names), axis=0)
-                ops = FileOps.of(
-                    paths, pool.page_bytes, pointers, pool.components, temps
-                )
+                ops = FileOps.of(paths, pool.page_bytes, pointers, pool.components)
                 writer.run("set", ops)
                 if not ops.done.all():
                     raise Wrong(f"system calls failed: {ops.errors()}")
@@ -375,11 +372,9 @@ class SmallCalls:
 
     def _ops(self, count: int) -> FileOps:
         paths = self.site.paths(self.POOL, self.names[:count])
-        folder = f"{self.site.folder(self.POOL)}/.bench"
-        temps = [f"{folder}/{name}" for name in self.names[:count]]
         pointers = np.repeat(self.pages.pointers, count, axis=0)
         size = self.POOL.page_bytes
-        return FileOps.of(paths, size, pointers, self.POOL.components, temps)
+        return FileOps.of(paths, size, pointers, self.POOL.components)
 
     def call(self, contestant: str, what: str, count: int, loops: int) -> float:
         """Seconds of one call over `count` blocks: the mean of `loops` calls in a row."""

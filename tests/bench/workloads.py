@@ -180,8 +180,8 @@ class Site:
         os.makedirs(self.file_backend, exist_ok=True)
         for pool in pools:
             folder = self.folder(pool)
-            names = [f"{n:0{FOLDER_DIGITS}x}" for n in range(16**FOLDER_DIGITS)]
-            for name in [*names, ".bench"]:
+            for n in range(16**FOLDER_DIGITS):
+                name = f"{n:0{FOLDER_DIGITS}x}"
                 os.makedirs(os.path.join(folder, name), exist_ok=True)
 
 
