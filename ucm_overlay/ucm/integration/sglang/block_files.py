@@ -26,7 +26,7 @@
 
     <backend>/                        the primary store's folder; ns-<name>/ is one like it
       <hex digits>/ or data/          blocks, named by 32 hex digits
-      .tmp/                           blocks that are being written
+      .tmp/                           unfinished blocks that need a name
       .layout/                        format markers
       sglang_v2/<pool>_<size>x<n>/    a sidecar store's folder, laid out in the same way
 

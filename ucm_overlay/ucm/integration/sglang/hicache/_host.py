@@ -244,7 +244,8 @@ def check_limits(config: HicacheConfig, server: ServerArgs) -> Iterator[Finding]
     depth = 2 * _largest(options, "posix_aio_queue_depth") * _MOST_POOLS if aio else 0
     # SGLang raises the soft limit itself.
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    wanted = threads + depth + _SERVER_DESCRIPTORS
+    # A dump may have two, the file's and the one that keeps it while it has no name.
+    wanted = 2 * threads + depth + depth // 2 + _SERVER_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and wanted > limit:
         text = f"a rank may want {wanted} descriptors, its limit is {limit}"
         yield Finding(ERROR, text, "raise ulimit -Hn, or lower posix_aio_queue_depth")

@@ -73,8 +73,8 @@ Status BlockWriter::Open(PosixFile& file)
     if (opened_) { return file.Open(flags); }
     kept_ = layout_->Contains(block_, options_.blockSize);
     if (kept_) { return Status::OK(); }
-    const auto nameless = options_.nShard == 1 && layout_->UnnamedFiles();
-    auto s = nameless ? OpenUnnamed(file, flags) : Status::Unsupported();
+    const auto unnamed = options_.nShard == 1 && !options_.sync && layout_->UnnamedFiles();
+    auto s = unnamed ? OpenUnnamed(file, flags) : Status::Unsupported();
     if (s == Status::Unsupported()) { s = OpenNamed(file, flags); }
     opened_ = s.Success();
     return s;
@@ -87,7 +87,7 @@ Status BlockWriter::OpenUnnamed(PosixFile& file, uint32_t flags)
         s = Make(Parent(final_));
         if (s.Success()) { s = file.OpenUnnamed(final_, flags); }
     }
-    if (s == Status::Unsupported()) { layout_->NameFiles(s.ToString()); }
+    if (s == Status::Unsupported()) { layout_->GiveUpUnnamedFiles(s.Message()); }
     if (s.Failure()) { return s; }
     // Some file systems tell a lost write when its file is closed, which is before it has a name.
     s = unnamed_.Share(file);
@@ -151,11 +151,11 @@ Status BlockWriter::TakeName()
     }
     s = TakeNameOf(final_);
     // NFS repeats a request whose answer was lost, and the second one finds nothing to rename.
-    const auto there = s == Status::NotFound() || s == Status::DuplicateKey();
-    if (there && layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
+    const auto mayBeThere = s == Status::NotFound() || s == Status::DuplicateKey();
+    if (mayBeThere && layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
+    const auto cannotLink = s == Status::NotFound() || s == Status::Unsupported();
+    if (cannotLink && unnamed_.IsOpen()) { layout_->GiveUpUnnamedFiles(s.Message()); }
     if (s == Status::DuplicateKey()) { s = Replace(); }
-    const auto never = s == Status::NotFound() || s == Status::Unsupported();
-    if (never && unnamed_.IsOpen()) { layout_->NameFiles(s.ToString()); }
     if (s.Failure()) { return s; }
     published_ = true;
     if (options_.syncDir) { s = SyncFolder(); }
@@ -196,6 +196,7 @@ Status BlockWriter::SyncFolder() const
 void BlockWriter::Withdraw()
 {
     if (published_) { PosixFile{final_}.Remove(); }
+    published_ = false;
 }
 
 bool BlockWriter::Over() const

@@ -38,8 +38,11 @@ namespace UC::PosixStore {
  * seal was the last publishes. A block that is never published leaves nothing behind.
  *
  * The temporary of a block of one shard has no name until it is published, where the file system
- * can do that. Named ones lie in one folder, whose lock writers share, and the kernel moves files
- * between folders one at a time. A block of several shards would keep a descriptor until its last.
+ * can do that: named ones lie in one folder, whose lock writers share, and the kernel moves files
+ * between folders one at a time. Where it turns out that a link is refused, the blocks that are
+ * being written are lost once. Not of several shards, which would keep a descriptor until the last
+ * one, and not with posix_sync: ext4 with fast_commit cannot recover a file that was flushed
+ * before it had a name (seen on Linux 6.18: the file system did not mount).
  */
 class BlockWriter {
 public:

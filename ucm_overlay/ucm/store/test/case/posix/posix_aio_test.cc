@@ -488,6 +488,7 @@ TEST_F(UCPosixAioTest, DescriptorsThatCameBackMeanwhileAreTriedAgain)
         closes += call.op == IoFault::Op::CLOSE;
         if (call.op != IoFault::Op::OPEN) { return 0; }
         const auto nth = ++opens;
+        while (opens < 3) { IoFault::SleepMs(1); }
         if (nth != 2 && nth != 3) { return 0; }
         while (closes == 0) { IoFault::SleepMs(1); }
         IoFault::SleepMs(50);  // the first block is done, nobody else holds a descriptor

@@ -88,5 +88,7 @@ TEST_F(UCPosixLinkedFolderTest, ALinkToTheRootIsTheOperators)
     ASSERT_EQ(Dump(*store, blocks, from), UC::Status::OK());
     ASSERT_EQ(Load(*store, blocks, to), UC::Status::OK());
     ASSERT_EQ(to.Bytes(), from.Bytes());
-    ASSERT_FALSE(fs::is_empty(Path() + "disk"));
+    const fs::path block{File(blocks[0])};
+    ASSERT_TRUE(
+        fs::exists(fs::path{Path()} / "disk" / block.parent_path().filename() / block.filename()));
 }

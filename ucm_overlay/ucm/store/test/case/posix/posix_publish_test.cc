@@ -10,8 +10,8 @@
  * copies of the Software, and to permit persons to whom the Software is
  * furnished to do so, subject to the following conditions:
  *
- * The above copyright notice and this permission notice shall be included in
- * all copies or substantial portions of the Software.
+ * The above copyright notice and this permission notice shall be included in all
+ * copies or substantial portions of the Software.
  *
  * THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
  * IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
@@ -23,9 +23,11 @@
  * */
 #include <algorithm>
 #include <dirent.h>
-#include <fcntl.h>
 #include <fstream>
+#include <mutex>
+#include <set>
 #include <sstream>
+#include <sys/resource.h>
 #include <thread>
 #include <unistd.h>
 #include "posix/cc/space_layout.h"
@@ -60,8 +62,7 @@ protected:
         ::stat(File(block).c_str(), &st);
         return st.st_ino;
     }
-    /** Runs `test` with temporaries as they come here, and with those that have
-     * names. */
+    /** Runs `test` with temporaries as they come here, and with those that have names. */
     template <typename Test>
     static void EitherWay(Test&& test)
     {
@@ -80,12 +81,13 @@ protected:
 TEST_F(UCPosixPublishTest, AnyFailureLeavesNothing)
 {
     nTensor_ = 2;
-    auto config = MakeConfig();
-    config.Set("posix_sync", std::string("full"));
     using Op = IoFault::Op;
-    EitherWay([&] {
+    for (const std::string sync : {"none", "full"}) {
+        auto config = MakeConfig();
+        config.Set("posix_sync", sync);
         auto store = MakeStore(config);
         for (const auto op : {Op::OPEN, Op::WRITE, Op::SYNC, Op::CLOSE, Op::RENAME}) {
+            if (op == Op::SYNC && sync == "none") { continue; }
             for (const int eno : {EIO, ENOSPC, EACCES}) {
                 const auto blocks = MakeBlocks(1);
                 HostPages from{1, BlockSize(), 7};
@@ -100,34 +102,40 @@ TEST_F(UCPosixPublishTest, AnyFailureLeavesNothing)
                 ASSERT_EQ(Content(blocks[0]), from.Bytes());
             }
         }
-    });
+    }
 }
 
 TEST_F(UCPosixPublishTest, ANameThatMayBeLostIsTakenBack)
 {
     auto config = MakeConfig();
     config.Set("posix_sync", std::string("full"));
-    EitherWay([&] {
+    auto store = MakeStore(config);
+    const auto blocks = MakeBlocks(1);
+    HostPages from{1, BlockSize()};
+    std::atomic<size_t> syncs{0};
+    IoFault fault{[&](IoFault::Call& call) {
+        return call.op == IoFault::Op::SYNC && ++syncs == 2 ? EIO : 0;  // the folder's
+    }};
+    ASSERT_TRUE(Dump(*store, blocks, from).Failure());
+    ASSERT_EQ(syncs, 2);
+    ASSERT_EQ(FileSize(blocks[0]), -1);
+}
+
+TEST_F(UCPosixPublishTest, AFlushedTemporaryHasAName)
+{
+    for (const std::string sync : {"data", "full"}) {
+        auto config = MakeConfig();
+        config.Set("posix_sync", sync);
         auto store = MakeStore(config);
-        const auto blocks = MakeBlocks(1);
         HostPages from{1, BlockSize()};
-        std::atomic<size_t> syncs{0};
-        IoFault fault{[&](IoFault::Call& call) {
-            return call.op == IoFault::Op::SYNC && ++syncs == 2 ? EIO : 0;  // the folder's
-        }};
-        ASSERT_TRUE(Dump(*store, blocks, from).Failure());
-        ASSERT_EQ(syncs, 2);
-        ASSERT_EQ(FileSize(blocks[0]), -1);
-    });
+        ASSERT_EQ(Dump(*store, MakeBlocks(1), from), UC::Status::OK());
+        ASSERT_EQ(rmdir((Path() + ".tmp").c_str()), 0);
+    }
 }
 
 TEST_F(UCPosixPublishTest, ATemporaryOfOneShardHasNoName)
 {
-    const auto probe = open(Path().c_str(), O_TMPFILE | O_WRONLY, 0600);
-    if (probe < 0) {
-        GTEST_SKIP() << "no unnamed files here; ext4, xfs, btrfs and tmpfs have them";
-    }
-    close(probe);
+    if (!HasUnnamedFiles()) { GTEST_SKIP() << "runs on ext4, xfs, btrfs and tmpfs"; }
     auto store = MakeStore();
     const auto blocks = MakeBlocks(8);
     HostPages from{8, BlockSize()};
@@ -141,22 +149,83 @@ TEST_F(UCPosixPublishTest, ATemporaryOfOneShardHasNoName)
     ASSERT_EQ(access((Path() + ".tmp").c_str(), F_OK), 0);
 }
 
-TEST_F(UCPosixPublishTest, WhereNoNameCanBeGivenLaterTemporariesHaveOne)
+TEST_F(UCPosixPublishTest, WhereALinkIsRefusedTheNextTemporaryHasAName)
 {
-    auto store = MakeStore();
-    const auto blocks = MakeBlocks(2);
-    HostPages from{1, BlockSize()};
-    for (const int eno : {EPERM, ENOENT}) {
+    if (!HasUnnamedFiles()) { GTEST_SKIP() << "runs on ext4, xfs, btrfs and tmpfs"; }
+    for (const int eno : {EPERM, EACCES, EOVERFLOW, ENOENT}) {
+        auto store = MakeStore();
+        const auto blocks = MakeBlocks(2);
+        HostPages from{1, BlockSize()};
         IoFault fault{[&](IoFault::Call& call) {
             const auto named = access((Path() + ".tmp").c_str(), F_OK) == 0;
             return call.op == IoFault::Op::RENAME && !named ? eno : 0;
         }};
-        store = MakeStore();
-        for (size_t i = 0; i < 2; i++) { Dump(*store, {blocks[i]}, from); }
+        ASSERT_TRUE(Dump(*store, {blocks[0]}, from).Failure());
+        ASSERT_EQ(Dump(*store, {blocks[1]}, from), UC::Status::OK());
         ASSERT_EQ(Content(blocks[1]), from.Bytes());
-        ASSERT_EQ(Temporaries(), 0);
         ASSERT_EQ(rmdir((Path() + ".tmp").c_str()), 0);
-        unlink(File(blocks[1]).c_str());
+    }
+}
+
+TEST_F(UCPosixPublishTest, AnUnprivilegedWriterOfAnOldKernelLinksByItsDescriptorsPath)
+{
+    if (!HasUnnamedFiles()) { GTEST_SKIP() << "runs on ext4, xfs, btrfs and tmpfs"; }
+    auto store = MakeStore();
+    const auto blocks = MakeBlocks(3);
+    HostPages from{3, BlockSize()};
+    std::set<std::string> refused;
+    std::mutex mutex;
+    IoFault fault{[&](IoFault::Call& call) {
+        if (call.op != IoFault::Op::RENAME) { return 0; }
+        std::lock_guard<std::mutex> lock{mutex};
+        return refused.insert(call.path).second ? ENOENT : 0;
+    }};
+    ASSERT_EQ(Dump(*store, blocks, from.Number()), UC::Status::OK());
+    ASSERT_EQ(refused.size(), 3);
+    ASSERT_EQ(Content(blocks[2]), from.Bytes().substr(2 * BlockSize()));
+    ASSERT_NE(access((Path() + ".tmp").c_str(), F_OK), 0);
+}
+
+TEST_F(UCPosixPublishTest, WhatCannotBeReplacedStaysAndLeavesNothing)
+{
+    auto unnamed = HasUnnamedFiles();
+    EitherWay([&] {
+        auto store = MakeStore();
+        const auto blocks = MakeBlocks(2);
+        HostPages from{1, BlockSize()};
+        ASSERT_EQ(mkdir(File(blocks[0]).c_str(), 0755), 0);
+        std::ofstream{File(blocks[0]) + "/precious"} << "x";
+        ASSERT_TRUE(Dump(*store, {blocks[0]}, from).Failure());
+        ASSERT_EQ(access((File(blocks[0]) + "/precious").c_str(), F_OK), 0);
+        ASSERT_EQ(rmdir((Path() + ".tmp").c_str()), 0);
+        // One bad file does not change how others are written.
+        ASSERT_EQ(Dump(*store, {blocks[1]}, from), UC::Status::OK());
+        ASSERT_EQ(access((Path() + ".tmp").c_str(), F_OK) != 0, unnamed);
+        unnamed = false;
+    });
+}
+
+TEST_F(UCPosixPublishTest, ADumpWithoutDescriptorsKeepsNone)
+{
+    auto store = MakeStore();
+    HostPages from{1, BlockSize()};
+    ASSERT_EQ(Dump(*store, MakeBlocks(1), from), UC::Status::OK());
+    rlimit before;
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+    for (const rlim_t left : {0, 1}) {
+        const auto next = dup(0);
+        close(next);
+        auto few = before;
+        few.rlim_cur = next + left;
+        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+        const auto s = Dump(*store, MakeBlocks(1), from);
+        ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+        if (left == 0 || HasUnnamedFiles()) {
+            ASSERT_NE(s.ToString().find("EMFILE"), std::string::npos) << s.ToString();
+        }
+        const auto after = dup(0);
+        close(after);
+        ASSERT_EQ(after, next);
     }
 }
 

@@ -24,9 +24,11 @@
 #ifndef UNIFIEDCACHE_TEST_POSIX_STORE_BASE_H
 #define UNIFIEDCACHE_TEST_POSIX_STORE_BASE_H
 
+#include <fcntl.h>
 #include <fmt/ranges.h>
 #include <memory>
 #include <sys/stat.h>
+#include <unistd.h>
 #include "detail/path_base.h"
 #include "detail/types_helper.h"
 #include "ucmstore_v1.h"
@@ -124,6 +126,13 @@ protected:
     {
         const auto name = fmt::format("{:02x}", fmt::join(block, ""));
         return Path() + name.substr(0, 1) + "/" + name;
+    }
+    /** Whether the file system of the test has files without a name: ext4, xfs, btrfs, tmpfs. */
+    bool HasUnnamedFiles() const
+    {
+        const auto fd = open(Path().c_str(), O_TMPFILE | O_WRONLY, 0600);
+        if (fd >= 0) { close(fd); }
+        return fd >= 0;
     }
     /** -1 when there is no such file. */
     ssize_t FileSize(const UC::Detail::BlockId& block) const
