@@ -1,5 +1,7 @@
 """Kill -9 at random moments while four writers store pages of all six V4 pools.
 
+In every other round the writers flush (`posix_sync: data`): their unfinished blocks have names.
+
 What a writer was told is stored must be there afterwards: the kernel lives on, as opposed to a
 loss of power, against which `posix_sync` is.
 """
@@ -27,9 +29,10 @@ LIMIT_S = 60
 ACKNOWLEDGED = 0.1
 
 
-def attach(root: Path, scale: int) -> Deployment:
+def attach(root: Path, scale: int, sync: str = "none") -> Deployment:
     pools = kit.v4_pools(scale, pages=2 * CHUNK)
-    return Deployment(kit.Site(root), kit.logical(), pools, mla=True)
+    options = {"posix_sync": sync}
+    return Deployment(kit.Site(root), kit.logical(), pools, mla=True, **options)
 
 
 class Told:
@@ -57,10 +60,16 @@ class Told:
 
 
 def write(
-    root: Path, scale: int, keys: list[str], writer: int, seed: object, told: Told
+    root: Path,
+    scale: int,
+    keys: list[str],
+    writer: int,
+    seed: object,
+    told: Told,
+    sync: str = "none",
 ) -> None:
     """All keys, in an order of this writer's own, in bytes that name the writer."""
-    deployment = attach(root, scale)
+    deployment = attach(root, scale, sync)
     order = picks(seed, writer).sample(keys, len(keys))
     for some in chunks(order, CHUNK):
         for name, done in deployment.put(some, range(len(some)), writer).items():
@@ -102,12 +111,12 @@ def audit(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> 
     return tally
 
 
-def one_round(root: Path, scale: int, seed: object) -> dict:
+def one_round(root: Path, scale: int, seed: object, sync: str = "none") -> dict:
     """Each writer has its moment: while it attaches, or after a share of all pages was stored."""
     keys, dice, begin = keys_of(N_KEY, seed), picks(seed), time.monotonic()
     told, killed, storing = Told(keys), 0, 0
     writers = [
-        Process(lambda n=n: write(root, scale, keys, n, seed, told))
+        Process(lambda n=n: write(root, scale, keys, n, seed, told, sync))
         for n in range(N_WRITER)
     ]
     for share, number in sorted((dice.uniform(-0.2, 1), n) for n in range(N_WRITER)):
@@ -131,7 +140,8 @@ def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
     total = {}
     for number in range(rounds):
         root = folder / str(number)
-        for what, n in one_round(root, scale, f"{seed}.{number}").items():
+        sync = "data" if number % 2 else "none"
+        for what, n in one_round(root, scale, f"{seed}.{number}", sync).items():
             total[what] = total.get(what, 0) + n
         shutil.rmtree(root)
     floor = int(ACKNOWLEDGED * rounds * N_KEY * len(kit.V4_FLASH))
@@ -145,6 +155,7 @@ def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
         )
     return {
         "rounds": rounds,
+        "of them with posix_sync: data": rounds // 2,
         "writers killed before they ended": total["killed"],
         "of them after a page was acknowledged": total["storing"],
         "temporaries found after the kills": total["found"],
