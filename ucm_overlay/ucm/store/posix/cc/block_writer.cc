@@ -87,7 +87,7 @@ Status BlockWriter::OpenUnnamed(PosixFile& file, uint32_t flags)
         s = Make(Parent(final_));
         if (s.Success()) { s = file.OpenUnnamed(final_, flags); }
     }
-    if (s == Status::Unsupported()) { layout_->GiveUpUnnamedFiles(s.Message()); }
+    if (s == Status::Unsupported()) { layout_->GiveUpUnnamedFiles(s.ToString()); }
     if (s.Failure()) { return s; }
     // Some file systems tell a lost write when its file is closed, which is before it has a name.
     s = unnamed_.Share(file);
@@ -154,7 +154,7 @@ Status BlockWriter::TakeName()
     const auto mayBeThere = s == Status::NotFound() || s == Status::DuplicateKey();
     if (mayBeThere && layout_->Contains(block_, options_.blockSize)) { return Status::OK(); }
     const auto cannotLink = s == Status::NotFound() || s == Status::Unsupported();
-    if (cannotLink && unnamed_.IsOpen()) { layout_->GiveUpUnnamedFiles(s.Message()); }
+    if (cannotLink && unnamed_.IsOpen()) { layout_->GiveUpUnnamedFiles(s.ToString()); }
     if (s == Status::DuplicateKey()) { s = Replace(); }
     if (s.Failure()) { return s; }
     published_ = true;
