@@ -237,10 +237,12 @@ def faults() -> faults_module.Faults:
 
 @pytest.fixture
 def no_sanitizer() -> None:
-    """For what a sanitizer's runtime changes in the process: signals, uninstrumented code."""
+    """For what a sanitizer's runtime changes in the process: signals, uninstrumented code, and a
+    fork beside a busy thread, which leaves the child the locks of the sanitizer's allocator.
+    """
     if any(f"lib{kind}san" in os.environ.get("LD_PRELOAD", "") for kind in "at"):
         pytest.skip(
-            "under a sanitizer signals and uninstrumented code differ; make test runs it"
+            "under a sanitizer signals, forks and uninstrumented code differ; make test runs it"
         )
 
 

@@ -214,7 +214,7 @@ def test_forked_child_can_open_its_own_store(site, spec):
     assert found(stores[0], ids + keys(2, "child")) == [True] * 4
 
 
-def test_fork_during_a_load(site, spec, faults):
+def test_fork_during_a_load(site, spec, faults, no_sanitizer):
     """A fork while pages are being filled disturbs neither process."""
     store = site.open(spec)
     ids, pages = stored(store, spec, 4)

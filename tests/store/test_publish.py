@@ -408,7 +408,7 @@ def test_processes_that_write_one_key(site, spec):
     assert clean(site)
 
 
-def test_parent_and_child_write_one_key(site, spec, faults):
+def test_parent_and_child_write_one_key(site, spec, faults, no_sanitizer):
     """A forked child with a store of its own and its parent write the same blocks at once."""
     store = site.open(spec)
     stored(store, spec, 1, "before")
