@@ -27,6 +27,7 @@ PAUSE_S = {"pruned": 0.2, "cleared": 0.3, BOTH: 0.02}
 CLEARING = 2  # processes that call clear(), one of each engine
 GROWTH = 64 << 20  # bytes of memory that a process may gain after its warm-up
 HUNG_S, SETTLE_S = 60.0, 10.0  # for a thread to end its phase, for counts to come back
+WARM_UP_S = 10.0  # until every thread has been needed, and a sanitizer has filled its quarantine
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def serve(plan: Plan, number: int) -> dict:
     """One process: warm up, then every phase; counts are taken while nothing moves."""
     deployment = attach(plan, number)
     workers = [Worker(plan, deployment, number, t) for t in range(plan.threads)]
-    phase_of(plan, deployment, workers, WARM_UP, min(5.0, plan.share), number)
+    phase_of(plan, deployment, workers, WARM_UP, min(WARM_UP_S, 2 * plan.share), number)
     before, cleared = counts(), {}
     for phase in PHASES:
         share = plan.share
