@@ -29,6 +29,15 @@ def test_a_pool_name_is_a_folder_name_or_refused(site, name):
     assert (site.everything(), sorted(os.listdir(site.root.parent))) == before
 
 
+@pytest.mark.parametrize("name", [n for n in HOSTILE if n], ids=ascii)
+def test_a_namespace_is_a_folder_name_or_refused(site, name):
+    """An empty one is none at all."""
+    before = site.everything(), sorted(os.listdir(site.root.parent))
+    with pytest.raises(ValueError, match="namespace"):
+        site.attach(kit.mha(), {SWA: kit.paged("swa")}, namespace=name)
+    assert (site.everything(), sorted(os.listdir(site.root.parent))) == before
+
+
 @pytest.mark.parametrize("name", [*HOSTILE, "/", "../../../tmp/x"], ids=ascii)
 def test_a_model_name_never_reaches_a_path(site, name):
     """It is hashed, whatever it is; a text that has no UTF-8 is refused or a miss."""

@@ -3,12 +3,13 @@
 Never a crash. Of a sidecar (SWA), of the primary KV by the v1 calls, and of MAMBA.
 """
 
+import itertools
 import logging
 import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import numpy as np
 import torch
 from deployments import Wrong, picks
 
+OPS = ["register", "get", "set", "slots of a get", "slots of a set", "ids"]
+ENOUGH = 300  # tries, of which each operation of each kind has its share
 PAGES = 4
 MINE, BESIDE = range(PAGES), range(PAGES, 2 * PAGES)
 NUMBERS = [0, 1, 7, 2**31, 2**40, 2**62, 2**63, 2**64 - 1, 2**64, 2**100, -1]
@@ -42,6 +45,33 @@ TAKEN_PAGES = {
     "other numbers": "the same bytes",
     "on no device": "only its length is looked at: every transfer asks for the page again",
 }
+
+
+# The same of slots: SGLang 0.5.18 and before hand out more of them than pages need.
+TAKEN_SLOTS = {
+    "one more": "the head is meant",
+    "a page more": "the head is meant",
+    "all twice": "the head is meant",
+    "narrow numbers": "the same slots",
+}
+
+
+def slot_bends() -> dict:
+    """name -> what becomes of the slots: TAKEN_SLOTS or not."""
+    return {
+        "one more": lambda s: torch.cat([s, s[-1:] + 1]),
+        "a page more": lambda s: torch.cat([s, s[: len(s) // PAGES]]),
+        "all twice": lambda s: torch.cat([s, s]),
+        "narrow numbers": lambda s: s.to(torch.int32),
+        "None": lambda s: None,
+        "none": lambda s: s[:0],
+        "one": lambda s: s[:1],
+        "one less": lambda s: s[:-1],
+        "a page less": lambda s: s[: -(len(s) // PAGES)],
+        "a row a page": lambda s: s.reshape(1, PAGES, -1),
+        "fractions": lambda s: s.to(torch.float64),
+        "no list": lambda s: s[0],
+    }
 
 
 def bends(dice) -> dict:
@@ -164,16 +194,18 @@ def bent(pool, call: str, bend: Callable):
 def one_try(site: kit.Site, seed: object) -> str:
     """Register with one malformation, or break a registered pool's transfers; how it ended."""
     dice = picks(seed)
-    kind, what = dice.choice(KINDS), dice.choice(["register", "get", "set", "ids"])
-    made = kind.bends(dice)
+    kind, what = dice.choice(KINDS), dice.choice(OPS)
+    made = slot_bends() if what.startswith("slots") else kind.bends(dice)
     name = dice.choice(list(made))
     try:
         if what == "register":
             how = _register(kind, site, made[name], name, dice)
         elif what == "ids":
             name, how = "ids", _ids(kind, site, dice)
+        elif what.startswith("slots"):
+            how = _slots(kind, site, what.removeprefix("slots of a "), made[name], name)
         else:
-            how = _transfer(kind, site, what, made[name], name, dice)
+            how = _transfer(kind, site, what, made[name], dice)
     except Exception as e:
         raise Wrong(f"seed {seed}: {kind.name}, {name}: {type(e).__name__}: {e}") from e
     finally:
@@ -208,23 +240,46 @@ def _stored(kind: Kind, site: kit.Site) -> tuple:
     pool = kind.make()
     store = kind.attach(site, pool)
     data = kit.fill(pool, range(2 * PAGES))
-    if not all(kind.move(store, "set", pool, kit.keys(PAGES), kit.slots(pool, MINE))):
+    slots, keys = kit.slots(pool, MINE), kit.keys(PAGES, "old")
+    if not all(kind.move(store, "set", pool, keys, slots)):
         raise Wrong("not stored")
     return pool, store, data
 
 
-def _transfer(kind: Kind, site: kit.Site, op: str, bend, name: str, dice) -> str:
+def _transfer(kind: Kind, site: kit.Site, op: str, bend: Callable, dice) -> str:
     """A load of stored pages or a store of new ones, with bent answers; then real ones."""
-    pool, store, data = _stored(kind, site)
-    old, held = kit.keys(PAGES), _held(site)
-    keys = _bent_keys(old if op == "get" else kit.keys(PAGES, "new"), dice)
+    stored = _stored(kind, site)
+    keys = _bent_keys(kit.keys(PAGES, "old" if op == "get" else "new"), dice)
+    (call,) = kind.calls[1 if op == "get" else 2]
+    found = _moved(kind, site, op, stored, keys, bent(stored[0], call, bend))
+    return "some True" if any(found) else "all False"
+
+
+def _slots(kind: Kind, site: kit.Site, op: str, bend: Callable, name: str) -> str:
+    """The same with bent slots: all pages where they may be taken, none otherwise."""
+    keys = kit.keys(PAGES, "old" if op == "get" else "new")
+    found = _moved(kind, site, op, _stored(kind, site), keys, bend_slots=bend)
+    if found != [name in TAKEN_SLOTS] * PAGES:
+        raise Wrong(f"{op}: {found}")
+    return "taken" if found[0] else "refused"
+
+
+def _moved(
+    kind: Kind,
+    site: kit.Site,
+    op: str,
+    stored: tuple,
+    keys: list,
+    around: AbstractContextManager = nullcontext(),
+    bend_slots: Callable = lambda slots: slots,
+) -> list[bool]:
+    """The answers; nothing else has changed, and the pool works afterwards."""
+    pool, store, data = stored
+    old, held = kit.keys(PAGES, "old"), _held(site)
     if op == "get":
         kit.poison(pool, MINE)
-    slots = kit.slots(pool, MINE)
-    if name == "as it is":
-        slots = dice.choice([None, slots[:-1], torch.empty(0)])
-    (call,) = kind.calls[1 if op == "get" else 2]
-    with bent(pool, call, bend):
+    slots = bend_slots(kit.slots(pool, MINE))
+    with around:
         found = kind.move(store, op, pool, keys, slots)
     if [type(x) for x in found] != [bool] * PAGES:
         raise Wrong(f"{op} answered {found}")
@@ -239,14 +294,14 @@ def _transfer(kind: Kind, site: kit.Site, op: str, bend, name: str, dice) -> str
     elif not kit.contents(pool, MINE)[found].equal(data[:PAGES][found]):
         raise Wrong(f"get: {found}, and wrong bytes")
     _same(kind, store, pool, old, [True] * PAGES, data)
-    return "some True" if any(found) else "all False"
+    return found
 
 
 def _ids(kind: Kind, site: kit.Site, dice) -> str:
     """A call of the native store with each ID that is not 16 bytes, among good ones."""
     pool, store, data = _stored(kind, site)
     opened, held = kind.opened(store), _held(site)
-    layout, good = opened.layout, opened.ids(kit.keys(PAGES))
+    layout, good = opened.layout, opened.ids(kit.keys(PAGES, "old"))
     call = dice.choice(["lookup", "lookup_on_prefix", "load_data", "dump_data"])
     memory = np.zeros((PAGES, layout.component_count, layout.component_size), np.uint8)
     addresses = [[part.ctypes.data for part in page] for page in memory]
@@ -257,7 +312,7 @@ def _ids(kind: Kind, site: kit.Site, dice) -> str:
         _refused(lambda ids=ids: getattr(opened.store, call)(ids, *more), odd, call)
     if memory.any() or _held(site) != held:
         raise Wrong(f"{call} moved something")
-    _same(kind, store, pool, kit.keys(PAGES), [True] * PAGES, data)
+    _same(kind, store, pool, kit.keys(PAGES, "old"), [True] * PAGES, data)
     return "refused"
 
 
@@ -301,4 +356,7 @@ def run(tries: int, seed: int, folder: Path) -> dict:
     site, ended = kit.Site(folder), Counter()
     for number in range(tries):
         ended[one_try(site, f"{seed}.{number}")] += 1
+    for tried in itertools.product((kind.name for kind in KINDS), OPS):
+        if tries >= ENOUGH and not any(how.startswith(", ".join(tried)) for how in ended):
+            raise Wrong(f"{tries} tries, none of {', '.join(tried)}")
     return {"tries": tries, **dict(sorted(ended.items())), "crashes": 0}
