@@ -42,6 +42,10 @@ def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
     base, wanted = base_repository(), read_pin().commit
     if git_ok(repo, "merge-base", "--is-ancestor", start, wanted):
         return wanted[:12]
+    if not read_pin().sha256 and not checkout.ref(repo, wanted):
+        date, pinned = committed(repo, start), committed(base, "HEAD")
+        if date < pinned:
+            return f"{wanted[:12]} of {pinned}, not {date}; the clone lacks it: git fetch"
     was, now = version(repo, start), version(base, "HEAD")
     if was and now and was < now:
         return f"version {'.'.join(map(str, now))}, not {'.'.join(map(str, was))}"
@@ -53,6 +57,12 @@ def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
         if checkout.blobs(repo, commit, paths) == same:
             return f"like {commit[:12]}"
     return None
+
+
+def committed(repo: Path, commit: str) -> str:
+    """When it was committed, in UTC, as text that sorts."""
+    form = ("--date=format-local:%Y-%m-%d %H:%M:%S", "--format=%cd")
+    return git(repo, "log", "-1", *form, commit)
 
 
 def version(repo: Path, commit: str) -> tuple[int, ...] | None:

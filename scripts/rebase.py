@@ -268,9 +268,8 @@ def report_conflict(state: State, entry: Entry, place: str) -> None:
     rows = lines(TREE, "diff", "--name-only", "--diff-filter=U", "-z")
     print(f"rebase: CONFLICT  {entry.patch}  ({place})\n  worktree  {TREE}")
     for path in rows:
-        log = ("log", "-1", "--format=%h %as %s", state.start, "--", path)
         print(f"  conflict  {path}")
-        print(f"            upstream last: {git(TREE, *log) or 'never had it'}")
+        print(f"            upstream last: {last_change(state.start, path)}")
     print(f"Nothing was changed in {state.ucm}, patches/ or ucm_overlay/.")
     print(
         "next: edit these files in the worktree. Where upstream has the same already,"
@@ -280,6 +279,17 @@ def report_conflict(state: State, entry: Entry, place: str) -> None:
     print(f"  git -C {TREE} diff")
     print(f"  git -C {TREE} add --all")
     print("  make rebase-continue            (or give up: make rebase-abort)")
+
+
+def last_change(start: str, path: str) -> str:
+    """Upstream's last commit to a file, where the clone's history goes back to it."""
+    found = git(TREE, "log", "-1", "--format=%h %as %s\n%p", start, "--", path)
+    commit, _, parents = found.partition("\n")
+    if not found or parents:
+        return commit or "never had it"
+    deeper = git(TREE, "rev-parse", "--is-shallow-repository") == "true"
+    way = "; git fetch --unshallow tells" if deeper else ""
+    return f"unknown, the clone's history begins at {commit.split()[0]}{way}"
 
 
 def go_on(state: State, entries: list[Entry]) -> State:

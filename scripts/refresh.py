@@ -6,8 +6,8 @@ from pathlib import Path
 
 import _checkout as checkout
 from _commits import Exported, commit_series, export
-from _git import git, git_bytes
-from _pin import ROOT
+from _git import git, git_bytes, lines
+from _pin import ROOT, base_repository
 from _report import Refusal, run
 from _series import OVERLAY, PATCHES, SERIES, write_series
 
@@ -20,6 +20,8 @@ def main() -> int:
     repo = checkout.find_checkout(options.ucm)
     checkout.refuse_unfinished(repo)
     base = find_base(repo, options.base)
+    if not options.base:
+        refuse_other_pin(repo, base)
     refuse_unexportable(repo, base)
     exported, folded = export(repo, base, "HEAD")
     refuse_strangers(exported)
@@ -47,9 +49,25 @@ def find_base(repo: Path, given: str | None) -> str:
             f"the series is not applied in {repo}",
             expected="a branch that make apply made, or --base REV below HEAD",
             found=given or "no mark of an applied series",
-            next="make apply",
+            next="make apply, or make refresh UCM=<the clone where it is>",
         )
     return base
+
+
+def refuse_other_pin(repo: Path, base: str) -> None:
+    """After a rebase elsewhere the old series must not come back in the new one's place."""
+    paths = lines(repo, "diff", "--name-only", "-z", base, "HEAD")
+    wanted = checkout.blobs(base_repository(), "HEAD", paths)
+    found = checkout.blobs(repo, base, paths)
+    differ = [path for path in paths if wanted.get(path) != found.get(path)]
+    if differ:
+        raise Refusal(
+            f"the series in {repo} stands on another base than the pinned one",
+            expected=f"these files as they are at {checkout.describe_base()}",
+            found="\n".join(differ),
+            next="make refresh UCM=<the clone that was rebased>; what is here goes with "
+            "make unapply, then make apply",
+        )
 
 
 def refuse_unexportable(repo: Path, base: str) -> None:

@@ -1,7 +1,7 @@
 """make rebase onto upstreams that moved in the ways that upstreams move.
 
-Each drift names its expected outcome per entry. Two more, which need UCM itself, are in
-tests/drift: its PosixStore answering lookups per block, its connector growing.
+Each drift names its expected outcome per entry. tests/drift has each kind once on the whole
+series, and two that need UCM itself: lookups per block, a connector that grows.
 """
 
 import fcntl
@@ -315,6 +315,23 @@ def test_g_is_told_before_the_first_entry(project: Project, ucm: Path):
     assert project.patch(2).name in out and "that becomes a patch" in out
 
 
+@pytest.mark.parametrize("shallow", [False, True])
+def test_a_conflict_where_history_begins(project: Project, ucm: Path, shallow: bool):
+    """git takes a clone's first commit for the last one to every file."""
+    replace(ucm, ENGINE, "engine_line_20", "engine_row_20")
+    named = "Rename the row"
+    upstream(ucm, named)
+    write(ucm, "setup.py", "print('newer')\n")
+    first = upstream(ucm, "Bump the setup only")
+    clone = ucm.parent / "clone"
+    depth = ["--depth=1"] * shallow
+    git(ucm.parent, "clone", "-q", *depth, f"file://{ucm}", str(clone))
+    out = project.run("rebase", "--ucm", clone, "--to", "HEAD").stdout
+    assert "CONFLICT" in out and (named in out) is not shallow
+    history = f"unknown, the clone's history begins at {first[:7]}"
+    assert (f"{history}; git fetch --unshallow tells\n" in out) is shallow
+
+
 @pytest.mark.parametrize("kind", ["shallow", "export", "blobless"])
 def test_the_pinned_base_brings_the_blobs(project: Project, ucm: Path, kind: str):
     """3-way merges work where the checkout never had the base's commit or files."""
@@ -367,6 +384,22 @@ def test_twice_in_a_row(project: Project, ucm: Path):
     assert rows(out) == ["clean"] * 3
     assert git(ucm, "rev-parse", "HEAD~3") == git(ucm, "rev-parse", "main")
     assert git(ucm, "rev-parse", "--abbrev-ref", "HEAD") == "hicache-v2"
+
+
+def test_refresh_elsewhere_does_not_bring_the_old_series_back(
+    project: Project, ucm: Path
+):
+    """build/ucm has the series as it was before a rebase that dropped an entry."""
+    project.ok("apply")
+    replace(ucm, ENGINE, DECLARED, OURS)
+    write(ucm, CASE, (project.overlay / CASE).read_text())
+    upstream(ucm)
+    rebased(project, ucm, "dropped", "clean", "clean")
+    series = project.series()
+    refused(project.run("refresh"), "another base than the pinned one", ENGINE)
+    assert project.series() == series
+    project.ok("refresh", "--ucm", ucm)
+    assert project.series() == series
 
 
 def test_the_fetched_checkout_follows_the_pin(project: Project, ucm: Path):
@@ -880,6 +913,22 @@ def test_older_by_pin(project: Project, ucm: Path):
     upstream(ucm)
     rebased(project, ucm, "clean", "clean", "clean")
     refuse(project, ucm, "older than the pinned base", to=old)
+
+
+def test_older_in_a_clone_that_lacks_the_pin(project: Project, ucm: Path):
+    """Ancestry cannot tell there, and the version is the same: the dates are not."""
+    other = ucm.parent / "stale"
+    write(ucm, "setup.py", "print('newer')\n")
+    upstream(ucm)
+    git(ucm.parent, "clone", "-q", str(ucm), str(other))
+    late = {"GIT_COMMITTER_DATE": "2099-01-01T00:00:00+0000"}
+    write(ucm, "setup.py", "print('newest')\n")
+    git(ucm, "commit", "-q", "-a", "-m", "later", **late)
+    rebased(project, ucm, "clean", "clean", "clean")
+    commit_plain(project.root, "series")
+    refuse(project, other, "older than the pinned base", "git fetch", to="HEAD")
+    git(other, "fetch", "-q", str(ucm), "main")
+    refuse(project, other, "it is the pinned base", to="FETCH_HEAD")
 
 
 def test_older_by_version(project: Project):
