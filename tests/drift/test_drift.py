@@ -1,7 +1,7 @@
 """The whole series moved onto a UCM that drifted, down to the feature tests on the result.
 
-Minutes of compiling, so not part of `make test`: `make drift`. All kinds of drift, on a
-small project, are in tests/tools/test_rebase.py.
+Minutes of compiling, so not part of `make test`: `make drift`. Each kind of drift in more
+forms, on a small project, is in tests/tools/test_rebase.py.
 """
 
 import re
@@ -13,6 +13,8 @@ from pathlib import Path
 import per_block_lookup as drift
 from conftest import BUILT, ROOT, call, edit, save
 
+TRACKER = "ucm/store/posix/cc/hotness_tracker"
+SLEEP, RECENCY = "let-the-idle-hotness-thread-sleep", "collect-last-what-was-used-last"
 CONNECTOR = "ucm/integration/sglang/ucm_connector.py"
 BACKEND = "ucm/integration/sglang/unifiedcache_store.py"
 STATS = "    def get_stats(self):\n"
@@ -45,6 +47,32 @@ def outcomes(out: str) -> dict[str, str]:
     """Entry -> how it ended."""
     rows = (row.split() for row in out.splitlines() if row.endswith(".patch"))
     return {row[1]: row[0] for row in rows if len(row) == 2}
+
+
+def stopped_at(out: str) -> str:
+    """The entry in conflict, without its number."""
+    return re.search(r"CONFLICT  \d+-(\S+)\.patch", out)[1]
+
+
+def conflicts(out: str) -> list[str]:
+    return sorted(re.findall("  conflict  (.+)", out))
+
+
+def entry_s(tree: Path, path: str) -> str:
+    """The entry's own text of a file in conflict."""
+    return call("git", "show", f":3:{path}", cwd=tree)
+
+
+def gtests(ucm: Path, cases: str, cwd: Path) -> None:
+    """Compile the moved series, its tests as well, and run some of UCM's."""
+    call("git", "switch", "-q", "hicache-v2", cwd=ucm)
+    words = ("--ucm", ucm, "--out", BUILT, "--variant", "debug", "--gtest")
+    build = ROOT / "scripts" / "build.py"
+    call(sys.executable, build, *words, "--only", "native", cwd=ROOT)
+    program = BUILT / "cmake-debug" / "ucm" / "store" / "test" / "ucmstore.test"
+    cwd.chmod(0o755)
+    out = call(program, "--gtest_brief=1", f"--gtest_filter={cases}", cwd=cwd)
+    assert "PASSED" in out and "] 0 tests" not in out
 
 
 def touched(patch: Path) -> set[str]:
@@ -81,6 +109,102 @@ def test_b_a_patch_was_merged_verbatim(project, upstream):
     assert found[first.name] == "dropped" and owned
     assert not [path for path in owned if (project / "ucm_overlay" / path).exists()]
     call(sys.executable, "scripts/verify.py", cwd=project)
+
+
+def test_c_a_patch_was_merged_with_edits(project, upstream, tmp_path):
+    """Expected: conflicts in its files, where upstream's text stays, so that only its tests
+    are left of it; and in the entry that builds on it, which takes upstream's name."""
+    (patch,) = (project / "patches").glob(f"*-{SLEEP}.patch")
+    files = sorted(TRACKER + suffix for suffix in (".cc", ".h"))
+    ucm = upstream({}, "")
+    call("git", "apply", patch, cwd=ucm)
+    for path in files:
+        (ucm / path).write_text((ucm / path).read_text().replace("queueCv_", "awake_"))
+    save(ucm, "Sleep while nothing is touched")
+    out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
+    tree = project / "build" / "rebase"
+    assert (stopped_at(out), conflicts(out)) == (SLEEP, files)
+    assert out.count("Sleep while nothing is touched") == len(files)
+    call("git", "checkout", "HEAD", "--", *files, cwd=tree)
+    call("git", "add", "--all", cwd=tree)
+    out = rebase(project, "--continue", code=3)
+    assert stopped_at(out) == RECENCY and set(conflicts(out)) <= set(files)
+    for path in conflicts(out):
+        text = entry_s(tree, path).replace("queueCv_", "awake_")
+        (tree / path).write_text(text)
+    call("git", "add", "--all", cwd=tree)
+    found = outcomes(rebase(project, "--continue"))
+    assert [name for name, how in found.items() if how == "solved"] == [
+        patch.name,
+        next(name for name in found if RECENCY in name),
+    ]
+    assert touched(patch) == set(), "nothing of upstream's files is left in the entry"
+    call(sys.executable, "scripts/verify.py", cwd=project)
+    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
+
+
+def test_d_a_touched_function_was_renamed(project, upstream, tmp_path):
+    """Expected: a conflict where an entry changes that function; and where its tests, which
+    are new files, call it by the old name, no conflict but a compiler's error."""
+    old, new = "hotnessTracker_.Setup(", "hotnessTracker_.Start("
+    declared = "Status Setup(const SpaceLayout* layout"
+    edits = {
+        "ucm/store/posix/cc/space_manager.cc": [(old, new)],
+        TRACKER + ".cc": [("HotnessTracker::Setup(", "HotnessTracker::Start(")],
+        TRACKER + ".h": [(declared, declared.replace("Setup", "Start"))],
+    }
+    ucm = upstream(edits, "Start what starts a thread")
+    out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
+    tree = project / "build" / "rebase"
+    assert (stopped_at(out), conflicts(out)) == (RECENCY, sorted(edits))
+    for path, pieces in edits.items():
+        (tree / path).write_text(entry_s(tree, path))
+        edit(tree, {path: pieces})
+    call("git", "add", "--all", cwd=tree)
+    found = Counter(outcomes(rebase(project, "--continue")).values())
+    assert found["solved"] == 1 and not found["dropped"]
+    call(sys.executable, "scripts/verify.py", cwd=project)
+
+    call("git", "switch", "-q", "hicache-v2", cwd=ucm)
+    test = ucm / "ucm/store/test/case/posix/posix_hotness_test.cc"
+    test.write_text(test.read_text().replace("tracker.Setup(", "tracker.Start("))
+    save(ucm, "fixup")
+    call(sys.executable, "scripts/refresh.py", "--ucm", ucm, cwd=project)
+    call(sys.executable, "scripts/verify.py", cwd=project)
+    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
+
+
+def test_e_a_touched_file_was_split_in_two(project, upstream, tmp_path):
+    """Expected: each entry that changes the part that went is in conflict, and its change is
+    made where that part is now."""
+    whole, part = TRACKER + ".cc", "ucm/store/posix/cc/hotness_worker.cc"
+
+    def split(root: Path, text: str) -> None:
+        """The thread's work goes, with a licence and the includes of its own."""
+        head, opens, rest = text.partition("namespace UC::PosixStore {\n")
+        kept, worker, work = rest.partition("void HotnessTracker::UtimeWorkerLoop()")
+        end = "\n}  // namespace UC::PosixStore\n"
+        (root / whole).write_text(head + opens + kept.rstrip("\n") + "\n" + end)
+        (root / part).write_text(head + opens + "\n" + worker + work)
+
+    ucm = upstream({}, "")
+    split(ucm, (ucm / whole).read_text())
+    save(ucm, "Give the worker a file")
+    out = rebase(project, "--ucm", ucm, "--to", "HEAD", code=3)
+    tree = project / "build" / "rebase"
+    for entry, code in ((SLEEP, 3), (RECENCY, 0)):
+        assert (stopped_at(out), conflicts(out)) == (entry, [whole])
+        assert "Give the worker a file" in out
+        split(tree, entry_s(tree, whole))
+        call("git", "add", "--all", cwd=tree)
+        out = rebase(project, "--continue", code=code)
+    found = Counter(outcomes(out).values())
+    assert found["solved"] == 2 and not found["dropped"]
+    for entry in (SLEEP, RECENCY):
+        (patch,) = (project / "patches").glob(f"*-{entry}.patch")
+        assert {whole, part} <= touched(patch)
+    call(sys.executable, "scripts/verify.py", cwd=project)
+    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
 
 
 def test_g_an_overlay_path_appeared(project, upstream):
@@ -136,14 +260,7 @@ def test_f_upstream_answers_lookups_per_block(
     assert (project / "ucm_overlay" / drift.OURS).is_file()
     call(sys.executable, "scripts/verify.py", cwd=project)
 
-    call("git", "switch", "-q", "hicache-v2", cwd=ucm)
-    words = ("--ucm", ucm, "--out", BUILT, "--variant", "debug", "--gtest")
-    build = ROOT / "scripts" / "build.py"
-    call(sys.executable, build, *words, "--only", "native", cwd=ROOT)
-    program = BUILT / "cmake-debug" / "ucm" / "store" / "test" / "ucmstore.test"
-    tmp_path.chmod(0o755)
-    out = call(program, "--gtest_brief=1", "--gtest_filter=UCPosix*", cwd=tmp_path)
-    assert "PASSED" in out
+    gtests(ucm, "UCPosix*", tmp_path)
     assert " passed" in feature_tests(BUILT / "tree-debug")
 
 
