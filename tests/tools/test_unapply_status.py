@@ -1,5 +1,7 @@
 """make unapply goes back or refuses; make status only looks."""
 
+from pathlib import Path
+
 import pytest
 from series_project import (
     CASE,
@@ -174,8 +176,9 @@ def test_status_of_another_upstream(project: Project):
     assert snapshot(ucm) == before
     assert f"upstream  theirs at {tip[:12]}\n" in out
     known = [row.split()[:2] for row in out.splitlines() if row.endswith("has it)")]
-    assert [state for state, _ in known] == ["applied", "same"]
-    assert known[0][1].startswith("0001-") and known[1][1] == KEYS
+    assert len(known) == 1 and known[0][0] == "applied"
+    assert known[0][1].startswith("0001-")
+    assert f"{KEYS} (upstream has it, otherwise)\n" in out
     last = out.splitlines()[-1]
     assert "1 patches applied (upstream has it), " in last
     assert "has it" not in project.ok("status", "--ucm", ucm)
@@ -224,3 +227,66 @@ def test_status_when_upstream_squashed_two_patches(project: Project):
     commit_plain(ucm, "Everything at once (#7)")
     found = states(project.ok("status", "--ucm", ucm))
     assert found["0001"] == found["0003"] == "already upstream"
+
+
+def told(out: str) -> dict[str, str]:
+    """As `states`, with what status --to adds instead of the state."""
+    table = [row.strip().partition(" (") for row in out.splitlines() if row[:2] == "  "]
+    names = (row.split()[-1] for row, _, _ in table)
+    notes = (note.rstrip(")") for _, _, note in table)
+    return {
+        name[:4] if name[0] == "0" else name: note
+        for name, note in zip(names, notes, strict=True)
+    }
+
+
+@pytest.fixture
+def grown(project: Project) -> Path:
+    """A fourth entry goes on from a line of the third, a fifth from that."""
+    ucm = project.applied()
+    for old, new in (("'keys'", "'more keys'"), ("'more keys'", "'most keys'")):
+        replace(ucm, STORE, f"store_line_10 = {old}", f"store_line_10 = {new}")
+        commit(ucm, f"[Feat] Use {new[1:-1]}")
+    project.ok("refresh", "--ucm", ucm)
+    return ucm
+
+
+@pytest.mark.parametrize("count", [0, 2, 4, 5])
+def test_status_of_an_upstream_that_squashed_entries(project, grown: Path, count: int):
+    """As UCM merges: `count` entries, some of which change one line, as one commit."""
+    git(grown, "switch", "-q", "--detach", "HEAD~5")
+    git(grown, "checkout", f"main~{5 - count}", "--", ".")
+    git(grown, "commit", "-q", "--allow-empty", "-m", "Everything (#7)")
+    replace(grown, ENGINE, "engine_line_1()", "engine_row_1()")
+    commit_plain(grown, "went on")
+    git(grown, "branch", "theirs")
+    git(grown, "switch", "-q", "main")
+    before, objects = snapshot(grown), git(grown, "count-objects", "-v")
+    notes = told(project.ok("status", "--ucm", grown, "--to", "theirs"))
+    assert snapshot(grown) == before
+    assert git(grown, "count-objects", "-v") == objects
+    has = {name for name, note in notes.items() if note == "upstream has it"}
+    owned = {1: {CASE}, 2: {KEYS, SCRIPT}}
+    wanted = [{f"{n:04d}", *owned.get(n, ())} for n in range(1, count + 1)]
+    assert has == set().union(*wanted)
+    assert {note for name, note in notes.items() if name not in has} <= {""}
+    git(grown, "switch", "-q", "theirs")
+    found = states(project.ok("status", "--ucm", grown))
+    there = [n for n, state in found.items() if state == "already upstream"]
+    assert there == [f"{n:04d}" for n in range(1, count + 1) if n != 2]
+
+
+@pytest.mark.parametrize("how", ["one is not there", "one differs"])
+def test_status_of_new_files_that_upstream_has_in_part(project, how: str):
+    ucm = project.applied()
+    git(ucm, "switch", "-q", "-c", "theirs", "HEAD~1")
+    if how == "one differs":
+        write(ucm, KEYS, "upstream = 1\n")
+    else:
+        git(ucm, "rm", "-q", KEYS)
+    commit_plain(ucm, "theirs")
+    git(ucm, "switch", "-q", "main")
+    notes = told(project.ok("status", "--ucm", ucm, "--to", "theirs"))
+    word = "upstream has it, otherwise" if how == "one differs" else ""
+    assert notes["0002"] == notes[KEYS] == word
+    assert notes[SCRIPT] == notes["0001"] == "upstream has it"
