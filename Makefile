@@ -60,7 +60,6 @@ rebase-abort:  ## give the rebase up
 	@$(PYTHON) scripts/rebase.py --abort
 
 pr:  ## one topic as a branch on TO=REF and its pull request's text: TOPIC=NAME; DRY=1 changes nothing
-	@$(PYTHON) scripts/build.py --only venv
 	@$(PYTHON) scripts/pr.py $(checkout) --topic="$(TOPIC)" $(if $(TO),--to="$(TO)") $(if $(ISSUE),--issue="$(ISSUE)") $(if $(DRY),--dry-run)
 
 build: | prepared  ## compile the patched UCM for the CPU; build/tree and build/venv

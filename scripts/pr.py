@@ -9,6 +9,7 @@ import configparser
 import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from _git import GitError, git, git_bytes, lines
 from _pin import BUILD, ROOT
 from _report import Refusal, run
 from _series import SUBJECT, Entry, Header, read_header, read_series
+from _stuck import cannot_read, readable
 from prove import POINT, Proof
 
 TOPICS, OUT, LINT = ROOT / "docs" / "topics.ini", ROOT / "out", BUILD / "lint" / "bin"
@@ -106,13 +108,14 @@ def main() -> int:
     options = parser.parse_args()
     repo, topics = checkout.find_checkout(options.ucm), configparser.ConfigParser()
     topics.read(TOPICS)
-    parts = series(repo)
-    refuse_unknown(options.topic, topics.sections(), {part.topic for part in parts})
+    refuse_unknown(options.topic, topics.sections())
     topic, start = topics[options.topic], starting_point(repo, options.to)
     branch, mark = f"pr-{options.topic}", f"{MARKS}/{options.topic}"
     if not options.dry_run:
         checkout.refuse_branch(repo, branch, mark, "make pr")
     install_linters()
+    make_venv()
+    parts = series(repo)
     needs = [n for n in topic["needs"].split() if any(n == p.topic for p in parts)]
     own = [part for part in parts if part.topic == options.topic]
     prove.prepare(repo, start)
@@ -140,7 +143,8 @@ def main() -> int:
     (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
     # Both or none: a branch without its mark would be somebody else's.
     rows = f"update refs/heads/{branch} {tip}\nupdate {mark} {tip}\n"
-    git(repo, "update-ref", "--stdin", stdin=rows.encode())
+    with readable(f"when no git runs in {repo}: remove its lock, then make pr"):
+        git(repo, "update-ref", "--stdin", stdin=rows.encode())
     print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
     if ready:
         print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
@@ -158,7 +162,9 @@ def series(repo: Path) -> list[Part]:
     return [Part(*row) for row in zip(entries, headers, commits, strict=True)]
 
 
-def refuse_unknown(name: str, described: list[str], known: set[str]) -> None:
+def refuse_unknown(name: str, described: list[str]) -> None:
+    heads = [read_header(entry.path.read_bytes()) for entry in read_series()]
+    known = {head.trailers["Topic"][0] for head in heads}
     if name not in described or name not in known:
         raise Refusal(
             f"there is no topic {name!r}",
@@ -183,14 +189,17 @@ def stack(own: list[Part], parts: list[Part], below: list[str]) -> None:
             git(POINT, "cherry-pick", "--keep-redundant-commits", part.commit)
         except GitError as error:
             files = lines(POINT, "diff", "--name-only", "--diff-filter=U", "-z")
+            if not files:
+                next = f"git -C {POINT} fetch, then {prove.AGAIN}"
+                raise cannot_read(error, next) from error
             log = ("log", "--format=%H", part.commit, "--", *files)
-            touching = set(git(POINT, *log).split()) if files else set()
+            touching = set(git(POINT, *log).split())
             others = {p.topic for p in parts if p.commit in touching} - {part.topic}
             lacking = sorted(others - set(below)) or ["make rebase TO=REF first"]
             raise Refusal(
                 f"{part.entry.patch} does not apply there",
                 expected="the topic alone, or above the topics it needs (docs/topics.ini)",
-                found="\n".join(files) or error.text,
+                found="\n".join(files),
                 next=f"it needs: {', '.join(lacking)}",
             ) from error
         trees = git(POINT, "rev-parse", "HEAD^{tree}", "HEAD~^{tree}").split()
@@ -249,6 +258,13 @@ def install_linters() -> None:
             found="\n".join((done.stderr + done.stdout).strip().splitlines()[-3:]),
             next="make lint where there is a network, then make pr again",
         )
+
+
+def make_venv() -> None:
+    """Here, so that nobody waits for it to learn of a typing error."""
+    command = [sys.executable, ROOT / "scripts" / "build.py", "--only", "venv"]
+    if code := subprocess.run(command).returncode:
+        sys.exit(code)  # it has told why
 
 
 def lint(below: str) -> list[str]:

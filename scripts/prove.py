@@ -29,11 +29,13 @@ from _lock import hold
 from _pin import BUILD, ROOT
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
+from _stuck import readable, refuse_locked
 
 from build import GTEST, PYTHON
 
 WORK = BUILD / "points"
 POINT, TREE = WORK / "ucm", WORK / "tree-debug"
+AGAIN = "the same again"
 KNOWN = ROOT / "docs" / "data" / "points.json"
 PROGRAM = WORK / "cmake-debug" / "ucm" / "store" / "test" / GTEST
 TABLE = ROOT / "docs" / "bisect.md"
@@ -137,8 +139,11 @@ def prepare(repo: Path, start: str) -> None:
     )
     if not is_worktree_of(repo):
         shutil.rmtree(POINT, ignore_errors=True)
-        add = ("worktree", "add", "--quiet", "--force", "--detach")
-        git(repo, *add, str(POINT), start)
+        # Twice: a record of this path that a killed git left, and locked, is ours.
+        add = ("worktree", "add", "--quiet", "--force", "--force", "--detach")
+        with readable(f"git -C {repo} fetch, then {AGAIN}"):
+            git(repo, *add, str(POINT), start)
+    refuse_locked(POINT, AGAIN)
 
 
 def is_worktree_of(repo: Path) -> bool:
@@ -196,8 +201,9 @@ def verdict(entry: Entry, proof: Proof, before: str, own: str, every: str) -> st
 
 
 def switch(commit: str) -> None:
-    git(POINT, "checkout", "--quiet", "--force", "--detach", commit)
-    git(POINT, "clean", "-fdq")
+    with readable(f"git -C {POINT} fetch, then {AGAIN}"):
+        git(POINT, "checkout", "--quiet", "--force", "--detach", commit)
+        git(POINT, "clean", "-fdq")
     # The tests of other stores, and these stores, are half of what would be compiled.
     cmake = POINT / "ucm" / "store" / "test" / "CMakeLists.txt"
     if cmake.is_file():

@@ -22,6 +22,7 @@ from _lock import hold
 from _pin import BUILD, ROOT, Pin, fetch_base, read_pin, write_pin
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
+from _stuck import cannot_read, refuse_locked
 from _target import refuse_target, refuse_uncommitted, report_overlay
 
 TREE = BUILD / "rebase"
@@ -133,7 +134,8 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     try:
         git(repo, *add, str(TREE), start)
     except GitError as error:
-        raise cannot_read(error, f"git -C {repo} fetch, then make rebase") from error
+        next = f"git -C {repo} fetch, then make rebase, or make rebase-abort"
+        raise cannot_read(error, next) from error
     state = State(str(repo), start, root, old, start)
     state.save()
     print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")
@@ -221,7 +223,7 @@ def pick(state: State, commit: str) -> str | None:
         git(TREE, "cherry-pick", "--keep-redundant-commits", commit)
     except GitError as error:
         if not git(TREE, "ls-files", "--unmerged"):
-            raise cannot_read(error, "make rebase-continue") from error
+            raise cannot_read(error, f"{CONTINUE}, or make rebase-abort") from error
         if not taken_whole(state.start, commit):
             return None
         git(TREE, "reset", "--quiet", "--hard")
@@ -237,16 +239,6 @@ def taken_whole(start: str, commit: str) -> bool:
     )
     theirs = patch_ids(TREE, f"-500 {start}", new_files=True)
     return bool(own) and own <= theirs and not back & theirs
-
-
-def cannot_read(error: GitError, next: str) -> Refusal:
-    """A clone without all files asks its remote for them, which may not be there."""
-    return Refusal(
-        "git cannot read or write what it needs",
-        expected="every file of the commit in the clone, or a network; room on the disk",
-        found=error.text,
-        next=f"{next}, or make rebase-abort",
-    )
 
 
 def judge(state: State, commit: str) -> str:
@@ -301,7 +293,7 @@ def go_on(state: State, entries: list[Entry]) -> State:
             found="other files",
             next="put them back, or make rebase-abort and start anew",
         )
-    refuse_locked()
+    refuse_locked(TREE, CONTINUE)
     if state.stopped:
         refuse_unsolved()
     for entry, how in zip(entries, state.rows, strict=False):
@@ -319,18 +311,6 @@ def go_on(state: State, entries: list[Entry]) -> State:
     how = judge(state, commit)
     add_row(state, entries[len(state.rows)], how if how == "dropped" else "solved")
     return state
-
-
-def refuse_locked() -> None:
-    """A git that was killed leaves its lock, and git may be at work by the user's hand."""
-    lock = State.path().with_name("index.lock")
-    if lock.exists():
-        raise Refusal(
-            "git is at work in the worktree, or was killed there",
-            expected="no lock of git's",
-            found=str(lock),
-            next=f"when no git runs there: rm {lock}, then make rebase-continue",
-        )
 
 
 def given_up(head: str) -> bool:

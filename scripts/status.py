@@ -14,10 +14,11 @@ from pathlib import Path
 
 import _checkout as checkout
 from _commits import REVERSED, ids_of, patch_ids
-from _git import git, git_ok
+from _git import GitError, git
 from _pin import read_pin
 from _report import run
 from _series import OVERLAY, Entry, overlay_owners, read_header, read_series
+from _stuck import readable
 
 THERE, OTHERWISE = " (upstream has it)", " (upstream has it, otherwise)"
 
@@ -45,10 +46,19 @@ class Upstream:
         with self.scratch() as where:
             git(self.repo, "read-tree", self.commit, **where)
             for entry in reversed(self.entries):
-                back = ("apply", "--cached", "--reverse", str(entry.path))
-                if entry.path.is_file() and git_ok(self.repo, *back, **where):
+                if entry.path.is_file() and self.take_off(entry, where):
                     found.add(entry.patch)
         return found
+
+    def take_off(self, entry: Entry, where: dict[str, str]) -> bool:
+        try:
+            back = ("apply", "--cached", "--reverse", str(entry.path))
+            git(self.repo, *back, **where)
+        except GitError as error:
+            if "promisor" in error.text:  # a file that could not be fetched
+                raise
+            return False
+        return True
 
     @contextmanager
     def scratch(self) -> Iterator[dict[str, str]]:
@@ -105,8 +115,14 @@ def main() -> int:
     parser.add_argument("--to", metavar="REF", help="which upstream to look at, too")
     options = parser.parse_args()
     repo = checkout.find_checkout(options.ucm)
+    with readable(f"git -C {repo} fetch, then make status"):
+        show(repo, options.to)
+    return 0
+
+
+def show(repo: Path, ref: str | None) -> None:
     entries, marks = read_series(complete=False), checkout.applied(repo)
-    to = options.to and Upstream(repo, checkout.find_commit(repo, options.to), entries)
+    to = ref and Upstream(repo, checkout.find_commit(repo, ref), entries)
     base = marks[0] if marks else checkout.edited(repo)
     start = base or git(repo, "rev-parse", "HEAD")
     print(f"pinned    {checkout.describe_base()}")
@@ -119,7 +135,7 @@ def main() -> int:
     if start != read_pin().commit:
         print("base      the checkout is not the pinned sdist; blobs decide, see apply")
     if to:
-        print(f"upstream  {options.to} at {to.commit[:12]}")
+        print(f"upstream  {ref} at {to.commit[:12]}")
     below = Upstream(repo, start, entries)
     ours = patch_ids(repo, f"{start}..HEAD")
     subjects = set(git(repo, "log", "--format=%s", f"{start}..HEAD").splitlines())
@@ -135,7 +151,6 @@ def main() -> int:
             seen[f"overlay files {state}{there}"] += 1
             print(f"    {state:<17}{path}{there}")
     print("together ", ", ".join(f"{n} {what}" for what, n in seen.items()))
-    return 0
 
 
 def patch_state(

@@ -50,6 +50,9 @@ UCM_DEP_HEADERS:PATH=/somewhere
 
 if __name__ == "__main__":
     words = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    if words.get("--only") == "venv":
+        (Path(__file__).parents[1] / "build" / "venv").mkdir(exist_ok=True)
+        sys.exit()
     out = Path(words["--out"])
     with open(out / "builds.txt", "a") as seen:
         seen.write("built\n")

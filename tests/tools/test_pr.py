@@ -27,6 +27,11 @@ CC_LICENCE = "/**\n * MIT License\n * */\n"
 GTEST = "ucm/store/test/case/posix/posix_short_test.cc"
 MODULE = "ucm/integration/sglang/more_keys.py"
 MISSPELT = f"{LICENCE}\n# teh keys\n"  # codespell:ignore
+BUILD_FAILS = """import sys
+GTEST = PYTHON = ""
+if __name__ == "__main__":
+    sys.exit(print("build: REFUSED", file=sys.stderr) or 2)
+"""
 TOPICS = """
 [engine]
 title = [Bugfix] Count what the engine moves
@@ -96,6 +101,7 @@ def test_a_topic_that_stands_alone(project: Project, ucm: Path):
     log = git(clone, "log", "-1", "--format=%B", "pr-engine")
     assert "Why: " in log and "Topic:" not in log and "Drop-When" not in log
     assert "\nready\n" in out and "FAIL" not in out
+    assert (project.root / "build" / "venv").is_dir()
     assert f"next: git -C {clone} push <your fork> pr-engine" in out
     text = (project.root / "out" / "pr-engine.md").read_text()
     assert text.startswith("[Bugfix] Count what the engine moves\n\n## Purpose\n")
@@ -274,6 +280,43 @@ def test_linters_without_network(project: Project, ucm: Path):
     assert not (project.root / "build" / "points").exists()
 
 
+@pytest.mark.parametrize("before", [(), ("--to", "HEAD")])
+def test_no_network_for_a_clone_without_files(project, ucm: Path, before: tuple):
+    """Where the worktree is made, and where it goes to another commit."""
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    theirs = project.clone("theirs", "--no-hardlinks")
+    replace(theirs, "README.md", "# UCM", "# UCM, newer")
+    commit_plain(theirs, "Upstream moves on")
+    git(theirs, "config", "uploadpack.allowFilter", "true")
+    clone, no_files = theirs.with_name("clone"), ("--filter=blob:none", "--no-checkout")
+    git(theirs.parent, "clone", "-q", *no_files, f"file://{theirs}", str(clone))
+    git(clone, "checkout", "-q", "HEAD~1")
+    theirs.rename(theirs.with_name("gone"))
+    ask = ("--ucm", clone, "--topic", "engine", "--dry-run")
+    if before:
+        project.ok("pr", *ask, *before)
+    state = snapshot(clone)
+    done = project.run("pr", *ask, "--to", "main")
+    refused(done, "git cannot read", "fetch, then the same again")
+    after = snapshot(clone)
+    assert after == state and not git(clone, "branch", "--list", "pr-*")
+
+
+@pytest.mark.parametrize("place", ["worktree", "branch"])
+def test_a_lock_that_a_killed_git_left(project: Project, ucm: Path, place: str):
+    make_pr(project, ucm, "engine", "--dry-run")
+    clone, point = project.root.parent / "clone", project.root / "build/points/ucm"
+    lock = Path(git(point, "rev-parse", "--absolute-git-dir")) / "index.lock"
+    if place == "branch":
+        lock = clone / ".git/refs/heads/pr-engine.lock"
+    lock.touch()
+    done = project.run("pr", "--ucm", clone, "--topic", "engine")
+    refused(done, str(lock), "then the same" if place == "worktree" else "then make pr")
+    lock.unlink()
+    assert "\nready\n" in make_pr(project, ucm, "engine")
+
+
 def test_killed_at_the_end(project: Project, ucm: Path):
     """The branch is there with the mark that tells it is ours, or not at all."""
     trap = project.root.parent / "trap"
@@ -353,9 +396,23 @@ def test_a_large_one_is_warned_about(project: Project, ucm: Path):
 def test_unknown_topic(project: Project, ucm: Path, topic: str):
     done = project.run("pr", "--ucm", ucm, f"--topic={topic}")
     refused(done, "there is no topic", "hicache-v2, posix-store", code=2)
+    assert not (project.root / "build" / "venv").exists()
 
 
 def test_unknown_ref(project: Project, ucm: Path):
     replace(project.root, "docs/topics.ini", "[engine]", "[posix-store]")
     done = project.run("pr", "--ucm", ucm, "--topic=posix-store", "--to=nowhere")
     refused(done, "there is no commit nowhere", code=2)
+    assert not (project.root / "build" / "venv").exists()
+
+
+def test_what_it_runs_with_cannot_be_made(project: Project, ucm: Path):
+    """scripts/build.py tells why, and nothing else is told."""
+    write(project.root, "scripts/build.py", BUILD_FAILS)
+    base = git(project.base, "rev-parse", "HEAD")
+    project.ok("refresh", "--ucm", ucm, "--base", base)
+    done = project.run("pr", "--ucm", project.base, "--topic", "engine")
+    assert (
+        done.returncode == 2 and done.stderr == "build: REFUSED\n" and not done.stdout
+    )
+    assert not (project.root / "build" / "points").exists()

@@ -230,6 +230,23 @@ def test_two_walks_at_a_time(project: Project, ucm: Path):
     walk(project)
 
 
+def test_what_a_killed_git_left(project: Project, ucm: Path):
+    """A lock in the worktree; its record, still locked, and no worktree."""
+    entry(ucm, 5, "UCPosix5Test", case=case(5))
+    refresh(project, ucm)
+    walk(project)
+    (project.root / "docs" / "data" / "points.json").unlink()
+    point = project.root / "build" / "points" / "ucm"
+    for name in ("index.lock", "HEAD.lock"):
+        lock = Path(git(point, "rev-parse", "--absolute-git-dir")) / name
+        lock.touch()
+        refused(project.run("prove"), f"rm {lock}, then the same again")
+        lock.unlink()
+    git(ucm, "worktree", "lock", str(point))
+    shutil.rmtree(point)
+    walk(project)
+
+
 def test_another_series_is_applied(project: Project, ucm: Path):
     entry(ucm, 5, "UCPosix5Test", case=case(5))
     refused(project.run("prove"), "this series is not applied", "make apply")

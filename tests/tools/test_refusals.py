@@ -338,11 +338,12 @@ def test_interrupted(project: Project):
 )
 def test_recipes(words: str, command: str):
     """What make hands to the tools."""
-    make = ["make", "-n", "-C", REPOSITORY, "PYTHON=python3", *words.split()]
+    make = ["make", "-n", "--no-print-directory", "-C", REPOSITORY, "PYTHON=python3"]
     env = {"PATH": os.environ["PATH"]}  # no MAKEFLAGS
-    done = subprocess.run(make, env=env, capture_output=True, text=True, check=True)
+    where = {"env": env, "capture_output": True, "text": True}
+    done = subprocess.run([*make, *words.split()], **where, check=True)
     rows = [" ".join(row.split()) for row in done.stdout.splitlines()]
-    assert f"python3 scripts/{command}" in rows, rows
+    assert rows == [f"python3 scripts/{command}"]
 
 
 def test_wrong_option_is_a_usage_error(project: Project):

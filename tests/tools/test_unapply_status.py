@@ -290,3 +290,26 @@ def test_status_of_new_files_that_upstream_has_in_part(project, how: str):
     word = "upstream has it, otherwise" if how == "one differs" else ""
     assert notes["0002"] == notes[KEYS] == word
     assert notes[SCRIPT] == notes["0001"] == "upstream has it"
+
+
+@pytest.mark.parametrize("lacking", ["history", "files"])
+def test_status_without_network_for_a_clone_without_files(project, lacking: str):
+    """Upstream's patches cannot be read, or none is needed and its files cannot."""
+    ucm = project.clone()
+    replace(ucm, ENGINE, "engine_line_1()", "engine_row_1()")
+    tip = commit_plain(ucm, "went on")
+    if lacking == "files":  # git log shows nothing of what a merge changes by itself
+        side = git(ucm, "commit-tree", "HEAD~1^{tree}", "-p", "HEAD~1", "-m", "side")
+        merge = ("commit-tree", "HEAD^{tree}", "-p", "HEAD~1", "-p", side)
+        tip = git(ucm, *merge, "-m", "merge")
+    git(ucm, "branch", "theirs", tip)
+    git(ucm, "config", "uploadpack.allowFilter", "true")
+    target, no_files = ucm.parent / "blobless", ("--filter=blob:none", "--no-checkout")
+    git(ucm.parent, "clone", "-q", *no_files, f"file://{ucm}", str(target))
+    git(target, "checkout", "-q", "HEAD~1")
+    before, ask = snapshot(target), ("--ucm", target, "--to", "origin/theirs")
+    away = ucm.rename(ucm.parent / "gone")
+    refused(project.run("status", *ask), "git cannot read", f"git -C {target} fetch")
+    assert snapshot(target) == before
+    away.rename(ucm)
+    assert set(told(project.ok("status", *ask)).values()) == {""}
