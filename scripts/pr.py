@@ -64,6 +64,7 @@ PLAIN = (
     "--no-color --no-ext-diff --no-textconv --text --src-prefix=a/ --dst-prefix=b/"
 ).split()
 OURS = "Files under `tests/` are of the repository that this branch comes from.\n"
+ONLY = "\nThese changes have no test in the branch, only there:\n\n"
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,16 @@ class Part:
         return Proof.of(self.entry)
 
     @property
-    def tests(self) -> bool:
-        """Whether it names its test, or brings one to UCM."""
+    def brought(self) -> list[str]:
+        """Test files that it brings to UCM."""
         named = ("diff-tree", "-r", "-z", "--name-only", "--no-commit-id", self.commit)
-        own = [p for p in lines(POINT, *named) if p.startswith(prove.TESTS)]
-        return bool(self.proof.test or own)
+        return [p for p in lines(POINT, *named) if p.startswith(prove.TESTS)]
+
+    @property
+    def stays(self) -> str:
+        """The file of its only test, where the branch does not have it."""
+        path = self.proof.test.split()[0] if self.proof.is_python else ""
+        return "" if self.brought or (POINT / path).exists() else path
 
     @property
     def phrase(self) -> str:
@@ -139,12 +145,12 @@ def main() -> int:
         print(f"\n{text}\n(dry run, nothing was changed)")
         return 0 if ready else 1
     checkout.refuse_branch(repo, branch, mark, "make pr")  # made meanwhile
-    OUT.mkdir(exist_ok=True)
-    (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
     # Both or none: a branch without its mark would be somebody else's.
     rows = f"update refs/heads/{branch} {tip}\nupdate {mark} {tip}\n"
     with readable(f"when no git runs in {repo}: remove its lock, then make pr"):
         git(repo, "update-ref", "--stdin", stdin=rows.encode())
+    OUT.mkdir(exist_ok=True)
+    (OUT / f"{branch}.md").write_text(f"{title}\n\n{text}")
     print(f"text      {OUT}/{branch}.md\n{'ready' if ready else 'NOT READY'}")
     if ready:
         print(f"next: git -C {repo} push <your fork> {branch}; docs/upstreaming.md")
@@ -303,15 +309,16 @@ def contents(below: str, own: list[Part]) -> list[str]:
     sources = [path for path in added if path.endswith((".py", ".cc", ".h"))]
     bare = [p for p in sources if b"MIT License" not in (POINT / p).read_bytes()[:200]]
     acting = [part for part in own if BEHAVIOUR.search(part.header.subject)]
-    mute = [part.entry.patch for part in acting if not part.tests]
-    loose = {p.proof.test.split()[0] for p in own if p.proof.is_python} - {*paths}
+    mute = [p.entry.patch for p in acting if not (p.proof.test or p.brought)]
+    left = [f"\n      {p.header.subject} ({p.stays})" for p in own if p.stays]
+    here = f"{len(left)} of {len(own)} entries{''.join(left)}"
     size = git(POINT, "diff", "--shortstat", *span).strip()
     changed = sum(int(n) for n in re.findall(r"(\d+) (?:insertion|deletion)", size))
     return [
         finding(flows, "workflows", ", ".join(flows) or "untouched"),
         finding(bare, "licence", ", ".join(bare) or "in each new file"),
         finding(mute, "a test named", ", ".join(mute) or "by each change"),
-        finding(loose, "tests that stay here", ", ".join(loose) or "none", "warn"),
+        finding(left, "tested here only", here, "warn"),
         finding(changed > LARGE, "size", size, "warn"),
     ]
 
@@ -329,10 +336,17 @@ def body(topic, needs: list[str], own: list[Part], tests: str, issue: str) -> st
             f"- **{part.phrase}**: {part.paragraph('What')}" for part in own
         ),
         cmake=built_with(),
-        ours=OURS if "pytest tests/" in tests else "",
+        ours=ours(own, tests),
         tests=tests,
         before="\n".join(f"- {part.paragraph('To test')}" for part in own),
     )
+
+
+def ours(own: list[Part], tests: str) -> str:
+    """Of the tests what a reader will not find in the branch."""
+    rows = [f"- {p.header.subject}: `{p.stays}`\n" for p in own if p.stays]
+    told = OURS if rows or "pytest tests/" in tests else ""
+    return told + (ONLY + "".join(rows) if rows else "")
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def test_a_topic_that_stands_alone(project: Project, ucm: Path):
     log = git(clone, "log", "-1", "--format=%B", "pr-engine")
     assert "Why: " in log and "Topic:" not in log and "Drop-When" not in log
     assert "\nready\n" in out and "FAIL" not in out
+    assert "ok    tested here only: 0 of 2 entries\n" in out
     assert (project.root / "build" / "venv").is_dir()
     assert f"next: git -C {clone} push <your fork> pr-engine" in out
     text = (project.root / "out" / "pr-engine.md").read_text()
@@ -118,6 +119,7 @@ def test_a_topic_that_stands_alone(project: Project, ucm: Path):
         "-DRUNTIME_ENVIRONMENT=stub -DBUILD_UNIT_TESTS=ON`: dependencies",
     ):
         assert phrase in text
+    assert "repository that this branch" not in text and "no test" not in text
 
 
 def test_a_topic_above_the_one_it_needs(project: Project, ucm: Path):
@@ -360,6 +362,30 @@ def test_behaviour_without_a_test(project, ucm: Path, kind: str, gtest: bool, ba
         "FAIL  a test named: 0004-count-more.patch" if bad else "ok    a test named: "
     )
     assert word in out
+
+
+def test_behaviour_that_is_tested_here_only(project: Project, ucm: Path):
+    """Named with its test; neither one that brings a test, too, nor one whose test lands."""
+    here, there = "tests/store/test_line.py", "test/test_line.py"
+    write(project.root, here, "def test_line():\n    pass\n")
+    proofs = {11: here, 12: f"{here} -k line", 13: there, 14: f"{there} -k line"}
+    for number, proof in proofs.items():
+        replace(ucm, ENGINE, f"engine_line_{number}()", f"engine_line_{number}(int n)")
+        if number == 12:
+            line = f"// TEST UCPosixB.B {ENGINE} engine_line_12(int n\n"
+            write(ucm, GTEST.replace("short", "b"), CC_LICENCE + line)
+        if number == 13:
+            text = f"{LICENCE}\n\ndef test_line():\n    pass\n"
+            write(ucm, there, text)
+        land(ucm, f"[Feat] Count {number}", "engine", proof)
+    out = make_pr(project, ucm, "engine")
+    told = f"warn  tested here only: 1 of 6 entries\n      [Feat] Count 11 ({here})\n"
+    assert told in out and "\nready\n" in out, out
+    text = (project.root / "out" / "pr-engine.md").read_text()
+    assert (
+        f"no test in the branch, only there:\n\n- [Feat] Count 11: `{here}`\n\n" in text
+    )
+    assert f"$ python -m pytest {here} -k line\n" in text
 
 
 @pytest.mark.parametrize("how", ["theirs", "checked out", "ours"])
