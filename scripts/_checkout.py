@@ -129,12 +129,20 @@ def refuse_edited(repo: Path, again: str = "") -> None:
         )
 
 
-def refuse_branch(repo: Path, branch: str, mark: str, again: str) -> None:
-    """A result becomes a branch of its own: the name must be free, or ours as `mark` tells."""
-    there = ref(repo, f"refs/heads/{branch}")
+def refuse_branch(
+    repo: Path, branch: str, mark: str, again: str, keep: str = ""
+) -> None:
+    """A result becomes a branch of its own: the name must be free, or ours as `mark` tells.
+
+    `keep`: what to do with commits on top of ours, if not to give them another name.
+    """
+    there, ours = ref(repo, f"refs/heads/{branch}"), ref(repo, mark)
     rows = git(repo, "worktree", "list", "--porcelain").split("\n")
-    found = None
-    if there and there != ref(repo, mark):
+    found, next = None, f"git -C {repo} branch --move {branch} <another name>"
+    if there and ours not in (None, there) and holds(repo, ours, there):
+        more = git(repo, "log", "--format=%h %s", f"{ours}..{there}")
+        found, next = f"it has commits on top of ours:\n{more}", keep or next
+    elif there and there != ours:
         found = f"a branch of that name at {there[:12]}, made by somebody else"
     elif there and f"branch refs/heads/{branch}" in rows:
         found = "it is checked out"
@@ -143,7 +151,7 @@ def refuse_branch(repo: Path, branch: str, mark: str, again: str) -> None:
             f"the result would be the branch {branch} of {repo}",
             expected="no such branch, or that of an earlier run, not checked out",
             found=found,
-            next=f"git -C {repo} branch --move {branch} <another name>, then {again}",
+            next=f"{next}, then {again}",
         )
 
 
@@ -162,9 +170,9 @@ def edited(repo: Path) -> str | None:
     return base if git(repo, *ours, f"{base}..HEAD") else None
 
 
-def holds(repo: Path, commit: str) -> bool:
-    """True when HEAD is `commit` or a descendant of it."""
-    return git_ok(repo, "merge-base", "--is-ancestor", commit, "HEAD")
+def holds(repo: Path, commit: str, tip: str = "HEAD") -> bool:
+    """True when `tip` is `commit` or a descendant of it."""
+    return git_ok(repo, "merge-base", "--is-ancestor", commit, tip)
 
 
 def ref(repo: Path, name: str) -> str | None:

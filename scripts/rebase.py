@@ -126,7 +126,8 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     checkout.refuse_unfinished(repo)
     checkout.refuse_edited(repo)
     refuse_target(repo, start, entries)
-    refuse_branch(repo, "make rebase")
+    keep = f"git -C {repo} switch {BRANCH}, make refresh UCM={repo}"
+    refuse_branch(repo, "make rebase", keep)
     refuse_uncommitted()
     root, old = series_on_base(repo, entries)
     # Twice: a record of this path that a killed git left, and locked, is ours to replace.
@@ -143,9 +144,9 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     return state
 
 
-def refuse_branch(repo: Path, again: str) -> None:
+def refuse_branch(repo: Path, again: str, keep: str = "") -> None:
     if not checkout.applied(repo):  # else the applied series moves
-        checkout.refuse_branch(repo, BRANCH, checkout.TIP_REF, again)
+        checkout.refuse_branch(repo, BRANCH, checkout.TIP_REF, again, keep)
 
 
 def pick_rest(state: State, entries: list[Entry]) -> int:

@@ -825,6 +825,22 @@ def test_a_branch_that_holds_the_series(project: Project):
     refuse(project, project.applied(), "it holds the applied series itself")
 
 
+def test_the_result_s_branch_has_work_of_the_user(project: Project):
+    """Made there and not refreshed, while another branch is checked out."""
+    ucm = project.applied()
+    git(ucm, "switch", "-q", "-c", "hicache-v2")
+    replace(ucm, "setup.py", "setup", "mine")
+    commit(ucm, "[Feat] Set up my way")
+    git(ucm, "switch", "-q", "-c", "theirs", "HEAD~4")
+    write(ucm, "README.md", "# UCM, newer\n")
+    upstream(ucm)
+    switch = f"git -C {ucm} switch hicache-v2, make refresh UCM={ucm}, then make rebase"
+    refuse(project, ucm, "[Feat] Set up my way", f"next: {switch}")
+    git(ucm, "switch", "-q", "hicache-v2")
+    project.ok("refresh", "--ucm", ucm)
+    assert "+print('mine')" in project.patch(4).read_text()
+
+
 @pytest.mark.parametrize("ours", [False, True])
 def test_the_result_s_branch_is_taken(project: Project, ucm: Path, ours: bool):
     """Somebody else's branch of that name stays where it is; so does one that is checked out."""
