@@ -351,6 +351,19 @@ def test_remote_file_system(tmp_path):
     assert (twin.mount / "b").read_bytes() == b""
 
 
+def test_pages_beside_a_hung_one_are_lost(tmp_path, monkeypatch):
+    """A load of which one page hangs answers that no pool has any."""
+    real, calls = kit.UnifiedCacheStore.batch_get_v2, itertools.count()
+
+    def get(self, moved):
+        found, first = real(self, moved), next(calls) == 0
+        return {n: [ok and not first for ok in done] for n, done in found.items()}
+
+    monkeypatch.setattr(kit.UnifiedCacheStore, "batch_get_v2", get)
+    with pytest.raises(Wrong, match="found {'swa': .False, .*, not {'swa': .True, "):
+        trials.hung_read(tmp_path)
+
+
 @pytest.mark.parametrize("op", ["get", "set"])
 def test_staging_used_twice(tmp_path, monkeypatch, op):
     """A staging page that a hung call still uses goes to the next one."""

@@ -475,6 +475,7 @@ def hung_read(folder: Path) -> None:
         raise Wrong("a stalled store was waited for")
     disk.drop(slow)
     trial.same(waiting.finished(10), True)
+    trial.same(waiting.result, trial.answers(swa=[1]))
     _unchanged_afterwards(trial, waiting.result)
     trial.told("get", "not finished in time", SWA)
     trial.told("set", "stalled", SWA)
