@@ -365,6 +365,38 @@ def test_pages_beside_a_hung_one_are_lost(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("op", ["get", "set"])
+def test_late_call_that_raises(tmp_path, monkeypatch, op):
+    """Into SGLang, on the mount that hangs, or on the slow one."""
+    name = f"batch_{op}_v2"
+    real = getattr(kit.UnifiedCacheStore, name)
+
+    def call(self, moved):
+        begin, found = time.monotonic(), real(self, moved)
+        if time.monotonic() > begin + 2:
+            raise RuntimeError("late")
+        return found
+
+    monkeypatch.setattr(kit.UnifiedCacheStore, name, call)
+    trial = {"get": trials.no_starving, "set": trials.slow_beside_good}[op]
+    with pytest.raises(Wrong, match="found .RuntimeError..late"):
+        trial(tmp_path)
+
+
+def test_slow_traffic_that_ends(tmp_path, monkeypatch):
+    """After its first round."""
+    real = trials._store_on
+
+    def store(trial, writer, over):
+        over = threading.Event()
+        threading.Timer(0.5, over.set).start()
+        return real(trial, writer, over)
+
+    monkeypatch.setattr(trials, "_store_on", store)
+    with pytest.raises(Wrong, match="the slow mount was idle: .1, 1. rounds"):
+        trials.slow_beside_good(tmp_path)
+
+
+@pytest.mark.parametrize("op", ["get", "set"])
 def test_staging_used_twice(tmp_path, monkeypatch, op):
     """A staging page that a hung call still uses goes to the next one."""
     take = StagingPages._take

@@ -584,14 +584,13 @@ def hung_write(folder: Path) -> None:
 
 
 def no_starving(folder: Path) -> None:
-    """One mount hangs with many pages queued; the stores of another mount go on.
+    """One mount hangs past its timeout, many pages queued; the stores of another mount go on.
 
     Until the hanging stores have as many threads stuck as each may have, a call of the others
     can wait a second for a new one.
     """
     _, disk = pair(folder)
-    patient = {"timeout_ms": 15000}
-    trial, other = Trial(disk.mount, **patient), Trial(folder / "plain", **patient)
+    trial, other = Trial(disk.mount), Trial(folder / "plain", timeout_ms=15000)
     slow = disk.add("read", hold=True)
     queue = [Background(lambda: trial.live.get(KEYS, OTHERS)) for _ in range(8)]
     end, took = time.monotonic() + 10, []
@@ -600,14 +599,27 @@ def no_starving(folder: Path) -> None:
         other.must("set", keys)
         other.must("get", keys)
         took.append(time.monotonic() - begin)
+    trial.same(trial.live.present(KEYS)[SWA], set())
+    trial.same(trial.move("set", SWA, NEW, PAGES), [False] * N)
     disk.drop(slow)
-    trial.same([waiting.finished(20) for waiting in queue], [True] * 8)
+    for found in _ended(trial, queue):
+        trial.live.check(KEYS, OTHERS, found, "hung")
+    if not any(f"{SWA} in {disk.mount}" in x and STALL[1] in x for x in trial.log.lines):
+        raise Wrong(f"no load was late; log {trial.log.lines}")
+    trial.told("set", STALL[0], SWA)
+    until(lambda: all(len(p) == N for p in trial.live.present(KEYS).values()), 10)
     trial.recovered()
     # Two calls a round that can each wait a second, and one for a busy machine.
     if max(took) > 3 or sorted(took)[len(took) // 2] > 1 or len(took) < 20:
         raise Wrong(
             f"beside a stalled mount: {len(took)} rounds, the longest {max(took)} s"
         )
+
+
+def _ended(trial: Trial, calls: Sequence[Background]) -> list:
+    """What they returned; none of them raised into SGLang."""
+    trial.same([call.finished(20) and call.error for call in calls], [None] * len(calls))
+    return [call.result for call in calls]
 
 
 def slow_beside_good(folder: Path) -> None:
@@ -629,9 +641,11 @@ def slow_beside_good(folder: Path) -> None:
         took.append(time.monotonic() - start)
         moving.add(int((time.monotonic() - begin) * 4))
     over.set()
-    trial.same([waiting.finished(20) for waiting in queue], [True] * 2)
+    rounds = _ended(trial, queue)
     disk.drop(number)
     trial.recovered()
+    if min(rounds) < 2:
+        raise Wrong(f"the slow mount was idle: {rounds} rounds of stores")
     if max(took) > 3 or len(moving) < 24:
         raise Wrong(
             f"beside a slow mount: {len(took)} stores in {len(moving)} of 48 quarters of a "
@@ -639,11 +653,14 @@ def slow_beside_good(folder: Path) -> None:
         )
 
 
-def _store_on(trial: Trial, writer: int, over: threading.Event) -> None:
-    """One pool's new pages, until it is over."""
-    rounds = iter(range(10**6))
+def _store_on(trial: Trial, writer: int, over: threading.Event) -> int:
+    """One pool's new pages, until it is over. How often all were stored."""
+    rounds = 0
     while not over.is_set():
-        trial.move("set", SWA, keys_of(2 * N, (writer, next(rounds))), range(2 * N))
+        keys = keys_of(2 * N, (writer, rounds))
+        trial.same(trial.move("set", SWA, keys, range(2 * N)), [True] * 2 * N)
+        rounds += 1
+    return rounds
 
 
 def dead_server(folder: Path) -> None:
