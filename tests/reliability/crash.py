@@ -27,6 +27,12 @@ N_WRITER, N_KEY, CHUNK = 4, 64, 4
 LIMIT_S = 60
 # Of all pages, on the average of the rounds: below it the kills come too early to tell anything.
 ACKNOWLEDGED = 0.1
+# What each of so many rounds can miss, and all of them together cannot.
+MANY = 20
+MOMENTS = {
+    "attaching": "no writer was killed before its attach ended",
+    "found": "no kill left a temporary",
+}
 
 
 def attach(root: Path, scale: int, sync: str = "none") -> Deployment:
@@ -43,6 +49,13 @@ class Told:
         self._at = {place: at for at, place in enumerate(places)}
         self._memory = mmap.mmap(-1, len(places))
         self._writers = mmap.mmap(-1, N_WRITER)
+        self._attached = mmap.mmap(-1, N_WRITER)
+
+    def attached(self, writer: int) -> None:
+        self._attached[writer] = 1
+
+    def has_attached(self, writer: int) -> bool:
+        return bool(self._attached[writer])
 
     def add(self, name: str, key: str, writer: int) -> None:
         self._memory[self._at[name, key]] = 1
@@ -70,6 +83,7 @@ def write(
 ) -> None:
     """All keys, in an order of this writer's own, in bytes that name the writer."""
     deployment = attach(root, scale, sync)
+    told.attached(writer)
     order = picks(seed, writer).sample(keys, len(keys))
     for some in chunks(order, CHUNK):
         for name, done in deployment.put(some, range(len(some)), writer).items():
@@ -114,7 +128,7 @@ def audit(root: Path, scale: int, keys: list[str], seed: object, told: Told) -> 
 def one_round(root: Path, scale: int, seed: object, sync: str = "none") -> dict:
     """Each writer has its moment: while it attaches, or after a share of all pages was stored."""
     keys, dice, begin = keys_of(N_KEY, seed), picks(seed), time.monotonic()
-    told, killed, storing = Told(keys), 0, 0
+    told, killed, attaching, storing = Told(keys), 0, 0, 0
     writers = [
         Process(lambda n=n: write(root, scale, keys, n, seed, told, sync))
         for n in range(N_WRITER)
@@ -128,10 +142,12 @@ def one_round(root: Path, scale: int, seed: object, sync: str = "none") -> dict:
         if error not in (None, "hung"):
             raise Wrong(f"writer {number}: {error}")
         killed += error == "hung"  # it had not ended
+        attaching += error == "hung" and not told.has_attached(number)
         storing += error == "hung" and told.any(number)
     left = len(temporaries(root))
     tally = Process(lambda: audit(root, scale, keys, seed, told)).result(LIMIT_S)
-    tally |= {"killed": killed, "storing": storing, "found": left}
+    tally |= {"killed": killed, "attaching": attaching, "storing": storing}
+    tally["found"] = left
     return tally | {"seconds": time.monotonic() - begin}
 
 
@@ -153,10 +169,14 @@ def run(rounds: int, seed: int, folder: Path, scale: int = 4) -> dict:
         raise Wrong(
             f"seed {seed}: {total['storing']} writers were killed while they stored"
         )
+    for what, told in MOMENTS.items():
+        if rounds >= MANY and not total[what]:
+            raise Wrong(f"seed {seed}: {told} in {rounds} rounds")
     return {
         "rounds": rounds,
         "of them with posix_sync: data": rounds // 2,
         "writers killed before they ended": total["killed"],
+        "of them before their attach ended": total["attaching"],
         "of them after a page was acknowledged": total["storing"],
         "temporaries found after the kills": total["found"],
         "pages acknowledged before the kills": total["told"],

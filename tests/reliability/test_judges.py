@@ -77,6 +77,15 @@ def test_killed_too_early(tmp_path, monkeypatch, told, storing):
         crash.run(2, 1, tmp_path)
 
 
+@pytest.mark.parametrize("what", ["attaching", "found"])
+def test_moment_that_never_came(tmp_path, monkeypatch, what):
+    """No writer was killed while it attached; no kill left a temporary."""
+    figures = {"told": 39, "storing": 1, "attaching": 1, "found": 1} | {what: 0}
+    monkeypatch.setattr(crash, "one_round", lambda root, *_: root.mkdir() or figures)
+    with pytest.raises(Wrong, match=f"seed 1: {crash.MOMENTS[what]} in 20 rounds"):
+        crash.run(20, 1, tmp_path)
+
+
 def test_present_but_not_loaded(tmp_path, monkeypatch):
     os.unlink(stored(tmp_path))
     break_store(monkeypatch, "lookup", lambda found: [True] * len(found))
