@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import multiprocessing
+import random
 import time
 from collections import Counter
 from contextlib import redirect_stdout, suppress
@@ -20,7 +21,11 @@ from ucm.integration.sglang.hicache.__main__ import main
 
 SCALE, BATCH = 64, 8
 BOTH = "cleared and pruned"
-PHASES = ("quiet", "pruned", "cleared", BOTH)
+PRUNED, CLEARED = ("pruned", BOTH), ("cleared", BOTH)
+REMOVALS = ("pruned", "cleared", BOTH)
+# After each of them one in which nobody removes anything, as in the quiet one.
+SETTLED = {phase: f"settled ({phase})" for phase in REMOVALS}
+PHASES = ("quiet", *itertools.chain.from_iterable(SETTLED.items()))
 WARM_UP = "warm-up"  # as the quiet phase
 # Between two removals; beside each other they shall meet the same files.
 PAUSE_S = {"pruned": 0.2, "cleared": 0.3, BOTH: 0.02}
@@ -62,35 +67,58 @@ def attach(plan: Plan, number: int) -> Deployment:
 
 
 class Worker:
-    """One thread: it has pages of its own in every pool."""
+    """One thread: it has pages of its own in every pool.
 
-    def __init__(self, plan: Plan, deployment: Deployment, number: int, thread: int):
+    told: keys that threads of this process were told are stored since the last removal.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        deployment: Deployment,
+        number: int,
+        thread: int,
+        told: set[str],
+    ):
         self.plan, self.deployment, self.writer = plan, deployment, number
+        self.told = told
         self.first = thread * BATCH
         self.dice = picks(plan.seed, number, thread)
         self.tally, self.slowest = Counter(), 0.0
 
     def run(self, phase: str, seconds: float) -> None:
         end = time.monotonic() + seconds
+        if phase in REMOVALS:
+            self.told.clear()
         while (begin := time.monotonic()) < end:
-            keys = self.dice.sample(self.plan.keys, self.dice.randint(1, BATCH))
+            stores = self.dice.random() < 0.4
+            # Of the others a settled phase sees what the removal left.
+            half = stores and phase in SETTLED.values()
+            among = self.plan.keys[:: 2 if half else 1]
+            keys = self.dice.sample(among, self.dice.randint(1, BATCH))
             pages = range(self.first, self.first + len(keys))
-            dice = self.dice.random()
-            if dice < 0.4:
-                found = self.deployment.put(keys, pages, self.writer)
-                self._count("stored", found)
-                if not all(map(all, found.values())):
-                    raise Wrong(f"seed {self.plan.seed}: {keys} not stored: {found}")
+            if stores:
+                self._store(keys, pages, phase)
             else:
                 self._read(keys, pages, phase)
             self.slowest = max(self.slowest, time.monotonic() - begin)
 
+    def _store(self, keys, pages, phase: str) -> None:
+        found = self.deployment.put(keys, pages, self.writer)
+        self._count("stored", found)
+        if not all(map(all, found.values())):
+            raise Wrong(f"seed {self.plan.seed}: {keys} not stored: {found}")
+        if phase not in REMOVALS:
+            self.told.update(keys)
+
     def _read(self, keys, pages, phase: str) -> None:
         """Look up, load, check every byte."""
         deployment, seed = self.deployment, self.plan.seed
+        told = self.told.intersection(keys)
         present = deployment.present(keys)
         found = deployment.get(keys, pages)
         self.tally["looked up"] += len(keys) * len(found)
+        self.tally["told"] += len(told) * len(found)
         self.tally["bytes"] += deployment.check(keys, pages, found, seed)
         self._count("loaded", found)
         self.tally[loaded(phase)] += sum(map(sum, found.values()))
@@ -99,8 +127,11 @@ class Worker:
             raise Wrong(f"seed {seed}: {stranger} was never stored and is present")
         for name, done in found.items():
             lost = [k for k, ok in zip(keys, done, strict=True) if not ok]
-            if phase in (WARM_UP, "quiet") and present[name].intersection(lost):
+            if phase not in REMOVALS and present[name].intersection(lost):
                 raise Wrong(f"seed {seed}: {name} {lost}: present, and not loaded")
+            gone = sorted(told - present[name])
+            if gone:
+                raise Wrong(f"seed {seed}: {name} {gone}: acknowledged, and lost")
 
     def _count(self, what: str, found: dict) -> None:
         self.tally[what] += sum(map(sum, found.values()))
@@ -135,24 +166,29 @@ def files(folders: list[Path]) -> set[tuple[Path, int]]:
 
 
 def phase_of(plan: Plan, deployment, workers, phase: str, seconds: float, number: int):
+    """How often clear() removed blocks beside the traffic; the last one, after it, not counted."""
     plan.barrier.wait()
     threads = [Background(lambda w=w: w.run(phase, seconds)) for w in workers]
-    cleared = 0
-    if phase in ("cleared", BOTH) and number < CLEARING:
+    cleared, clears = 0, phase in CLEARED and number < CLEARING
+    if clears:
         cleared = clear_now_and_then(plan, deployment, phase, seconds)
     if not all(thread.finished(seconds + HUNG_S) for thread in threads):
         raise Wrong(f"seed {plan.seed}: a thread hangs in phase {phase}")
     errors = [thread.error for thread in threads if thread.error]
     if errors:
         raise min(errors, key=lambda e: not isinstance(e, Wrong))
+    plan.barrier.wait()
+    if clears and not deployment.store.clear():
+        raise Wrong(f"seed {plan.seed}: clear() failed after phase {phase}")
     return cleared
 
 
 def serve(plan: Plan, number: int) -> dict:
     """One process: warm up, then every phase; counts are taken while nothing moves."""
-    deployment = attach(plan, number)
-    workers = [Worker(plan, deployment, number, t) for t in range(plan.threads)]
-    phase_of(plan, deployment, workers, WARM_UP, min(WARM_UP_S, 2 * plan.share), number)
+    deployment, told = attach(plan, number), set()
+    workers = [Worker(plan, deployment, number, t, told) for t in range(plan.threads)]
+    warm_up = min(WARM_UP_S, plan.seconds / 2)
+    phase_of(plan, deployment, workers, WARM_UP, warm_up, number)
     before, cleared = counts(), {}
     for phase in PHASES:
         share = plan.share
@@ -166,20 +202,29 @@ def serve(plan: Plan, number: int) -> dict:
 
 
 def prune(plan: Plan) -> dict:
-    """In two phases: remove any blocks, then half of the rest by the operators' command."""
-    dice, share, removed = picks(plan.seed, "prune"), plan.share, Counter()
+    """In two phases, beside the traffic; and once after each, so that pages are gone then."""
+    dice, removed = picks(plan.seed, "prune"), Counter()
     for phase in (WARM_UP, *PHASES):
         plan.barrier.wait()
-        end = time.monotonic() + share
-        while phase in ("pruned", BOTH) and time.monotonic() < end:
-            found = blocks(plan.root)
-            for path in dice.sample(found, len(found) // 4):
-                with suppress(FileNotFoundError):
-                    path.unlink()
-                    removed["unlinked"] += 1
-            removed[phase] += prune_to(plan.root / "a", half_of(found))
+        end = time.monotonic() + plan.share
+        while phase in PRUNED and time.monotonic() < end:
+            unlinked, pruned = remove_some(plan, dice)
+            removed.update({"unlinked": unlinked, phase: pruned})
             time.sleep(PAUSE_S[phase])
+        plan.barrier.wait()
+        if phase in PRUNED:
+            remove_some(plan, dice)
     return dict(removed)
+
+
+def remove_some(plan: Plan, dice: random.Random) -> tuple[int, int]:
+    """Blocks unlinked: any quarter; then by the operators' command: half of the rest."""
+    found, unlinked = blocks(plan.root), 0
+    for path in dice.sample(found, len(found) // 4):
+        with suppress(FileNotFoundError):
+            path.unlink()
+            unlinked += 1
+    return unlinked, prune_to(plan.root / "a", half_of(found))
 
 
 def half_of(found: list[Path]) -> int:
@@ -236,6 +281,8 @@ def judge(found: list[dict], removed: dict) -> None:
         for phase in PHASES:
             if not one.get(loaded(phase)) or not one.get("stored"):
                 raise Wrong(f"process {number} moved nothing in phase {phase}: {one}")
+        if not one.get("told"):
+            raise Wrong(f"process {number} looked up nothing that it had stored")
 
 
 def run(
@@ -275,6 +322,7 @@ def run(
         "longest store or load with its lookup, s": f"{slowest:.1f}",
         "wrong bytes": 0,
         "false present": 0,
+        "acknowledged, and lost": 0,
         "threads of a process, at most, warm and at the end": largest("threads"),
         "descriptors of a process, at most, warm and at the end": largest(
             "descriptors"
@@ -287,6 +335,7 @@ TOLD = {
     "stored": "pages stored or kept",
     "not stored": "pages not stored",
     "looked up": "pages looked up",
+    "told": "of them acknowledged in this process, removed by nobody",
     "loaded": "pages loaded",
     **{loaded(phase): f"pages loaded, {phase}" for phase in PHASES},
     "not loaded": "pages not there",

@@ -75,17 +75,16 @@ class Deployment:
         return found
 
     def present(self, keys: Sequence[str]) -> dict[str, set[str]]:
-        """The keys that each pool's lookup says are there."""
+        """The keys that SGLang is told are there; a sidecar's only where primary KV is."""
         found = {}
-        for name in self.pools:
-            if name == "kv":
-                found[name] = {key for key in keys if self.store.exists(key)}
-                continue
+        if "kv" in self.pools:
+            keys = [key for key in keys if self.store.exists(key)]
+            found["kv"] = set(keys)
+        for name in self.pools.keys() - found.keys():
             # With a window of one page, a length can be restored where its last page is there.
-            stored = self.store.connector.pools.get(name).presence(keys)
-            found[name] = {
-                key for key, there in zip(keys, stored, strict=True) if there
-            }
+            asked = kit.query(name, kit.TRAILING, window=1)
+            ends = self.store.batch_exists_v2(keys, [asked]).restorable_prefix_pages
+            found[name] = {keys[end - 1] for end in ends}
         return found
 
     def check(self, keys, pages, found: dict[str, list[bool]], seed: object) -> int:

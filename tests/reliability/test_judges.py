@@ -152,7 +152,36 @@ def test_concurrency(tmp_path, monkeypatch, what):
         break_store(monkeypatch, "lookup", lambda found: [True] * len(found))
     words = {"byte": "wrong bytes", "stranger": "never stored|not loaded"}
     with pytest.raises(AssertionError, match=words.get(what, "descriptors [0-9]+ -> ")):
-        concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+        concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
+
+
+def test_lookup_that_never_forgets(tmp_path, monkeypatch):
+    """A page that was removed stays present for who saw it."""
+    seen, real = set(), FaultStore.lookup
+
+    def lookup(self, ids):
+        there = real(self, ids)
+        seen.update(i for i, found in zip(ids, there, strict=True) if found)
+        return [i in seen for i in ids]
+
+    monkeypatch.setattr(FaultStore, "lookup", lookup)
+    with pytest.raises(Wrong, match="present, and not loaded"):
+        concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
+
+
+@pytest.mark.parametrize("phase", ["warm-up", *concurrency.SETTLED.values()])
+def test_lookup_that_forgets(tmp_path, monkeypatch, phase):
+    """What a process stored is a miss in one of the phases without a removal."""
+    real, now = concurrency.Worker.run, []
+
+    def run_phase(self, name, seconds):
+        now[:] = [name]
+        real(self, name, seconds)
+
+    monkeypatch.setattr(concurrency.Worker, "run", run_phase)
+    break_store(monkeypatch, "lookup", lambda r: [f and now != [phase] for f in r])
+    with pytest.raises(Wrong, match="acknowledged, and lost"):
+        concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
 @pytest.mark.parametrize("says", [False, True])
@@ -161,20 +190,21 @@ def test_clear_that_does_nothing(tmp_path, monkeypatch, says):
     monkeypatch.setattr(kit.UnifiedCacheStore, "clear", lambda self: says)
     words = {False: "failed in phase cleared", True: "removed nothing: cleared"}
     with pytest.raises(Wrong, match=f"clear.. {words[says]}"):
-        concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+        concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
-def test_phase_without_loads(tmp_path, monkeypatch):
+@pytest.mark.parametrize("gone", [concurrency.BOTH, concurrency.SETTLED["pruned"]])
+def test_phase_without_loads(tmp_path, monkeypatch, gone):
     """Nothing is ever there in one phase: no wrong byte, and no proof."""
-    real, gone = concurrency.Worker._read, concurrency.BOTH
+    real = concurrency.Worker._read
 
     def read(self, keys, pages, phase):
         keys = self.plan.strangers[: len(keys)] if phase == gone else keys
         real(self, keys, pages, phase)
 
     monkeypatch.setattr(concurrency.Worker, "_read", read)
-    with pytest.raises(Wrong, match=f"moved nothing in phase {gone}"):
-        concurrency.run(2, 1, tmp_path, processes=2, threads=2, keys=20)
+    with pytest.raises(Wrong, match=f"moved nothing in phase {re.escape(gone)}"):
+        concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
 @pytest.mark.parametrize("what", ["cleared beside prune", concurrency.BOTH])

@@ -604,7 +604,8 @@ def no_starving(folder: Path) -> None:
     disk.drop(slow)
     for found in _ended(trial, queue):
         trial.live.check(KEYS, OTHERS, found, "hung")
-    if not any(f"{SWA} in {disk.mount}" in x and STALL[1] in x for x in trial.log.lines):
+    lines = [x for x in trial.log.lines if f"{SWA} in {disk.mount}" in x]
+    if not any(STALL[1] in line for line in lines):
         raise Wrong(f"no load was late; log {trial.log.lines}")
     trial.told("set", STALL[0], SWA)
     until(lambda: all(len(p) == N for p in trial.live.present(KEYS).values()), 10)
@@ -618,7 +619,8 @@ def no_starving(folder: Path) -> None:
 
 def _ended(trial: Trial, calls: Sequence[Background]) -> list:
     """What they returned; none of them raised into SGLang."""
-    trial.same([call.finished(20) and call.error for call in calls], [None] * len(calls))
+    errors = [call.finished(20) and call.error for call in calls]
+    trial.same(errors, [None] * len(calls))
     return [call.result for call in calls]
 
 
