@@ -45,7 +45,9 @@ def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
     if not read_pin().sha256 and not checkout.ref(repo, wanted):
         date, pinned = committed(repo, start), committed(base, "HEAD")
         if date < pinned:
-            return f"{wanted[:12]} of {pinned}, not {date}; the clone lacks it: git fetch"
+            return (
+                f"{wanted[:12]} of {pinned}, not {date}; the clone lacks it: git fetch"
+            )
     was, now = version(repo, start), version(base, "HEAD")
     if was and now and was < now:
         return f"version {'.'.join(map(str, now))}, not {'.'.join(map(str, was))}"
