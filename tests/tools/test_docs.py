@@ -97,13 +97,14 @@ def test_make_commands_are_run_by_ci_or_by_a_test(page):
 def test_git_commands_run(page, tmp_path):
     """One after the other, as written, with a home and an UCM of the test's own."""
     home, project = tmp_path / "home", tmp_path / "project"
-    for folder in (home, project / "patches", project / "ucm_overlay"):
+    for folder in (home, *(project / n for n in ("patches", "ucm_overlay", "docs"))):
         folder.mkdir(parents=True)
     upstream = home / "unified-cache-management.git"
     for bare in (upstream, home / "fork.git"):
         git(tmp_path, "init", "-q", "--bare", "-b", "develop", str(bare))
     git(project, "init", "-q")
-    (project / "UPSTREAM").write_text("pin\n")
+    for file in ("UPSTREAM", "README.md"):
+        (project / file).write_text(f"{file}\n")
     first = git(project, "commit-tree", "-m", "x", git(project, "write-tree"))
     git(project, "push", "-q", str(upstream), f"{first}:refs/heads/develop")
     (home / ".gitconfig").write_text(
