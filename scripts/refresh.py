@@ -55,11 +55,14 @@ def find_base(repo: Path, given: str | None) -> str:
 
 
 def refuse_other_pin(repo: Path, base: str) -> None:
-    """After a rebase elsewhere the old series must not come back in the new one's place."""
+    """After a rebase elsewhere the old series must not come back in the new one's place.
+
+    A checkout may have files that the pinned base lacks: --base made it stand there.
+    """
     paths = lines(repo, "diff", "--name-only", "-z", base, "HEAD")
     wanted = checkout.blobs(base_repository(), "HEAD", paths)
     found = checkout.blobs(repo, base, paths)
-    differ = [path for path in paths if wanted.get(path) != found.get(path)]
+    differ = [path for path, blob in wanted.items() if found.get(path) != blob]
     if differ:
         raise Refusal(
             f"the series in {repo} stands on another base than the pinned one",
