@@ -156,7 +156,10 @@ def test_concurrency(tmp_path, monkeypatch, what):
 
 
 def test_lookup_that_never_forgets(tmp_path, monkeypatch):
-    """A page that was removed stays present for who saw it."""
+    """A page that was removed stays present for who saw it.
+
+    Where that is primary KV, a true answer for the prefix makes its sidecars seem lost first.
+    """
     seen, real = set(), FaultStore.lookup
 
     def lookup(self, ids):
@@ -165,7 +168,7 @@ def test_lookup_that_never_forgets(tmp_path, monkeypatch):
         return [i in seen for i in ids]
 
     monkeypatch.setattr(FaultStore, "lookup", lookup)
-    with pytest.raises(Wrong, match="present, and not loaded"):
+    with pytest.raises(Wrong, match="present, and not loaded|acknowledged, and lost"):
         concurrency.run(3, 1, tmp_path, processes=2, threads=2, keys=20)
 
 
