@@ -39,10 +39,11 @@ def newer_equal_of_base(repo: Path, start: str, paths: list[str]) -> str | None:
     The pinned sdist is no commit of upstream: its version and the bytes of the files that
     the series touches tell.
     """
-    base, wanted = base_repository(), read_pin().commit
+    base, pin = base_repository(), read_pin()
+    wanted = pin.commit
     if git_ok(repo, "merge-base", "--is-ancestor", start, wanted):
         return wanted[:12]
-    if not read_pin().sha256 and not checkout.ref(repo, wanted):
+    if not pin.sha256 and not checkout.ref(repo, wanted):
         date, pinned = committed(repo, start), committed(base, "HEAD")
         if date < pinned:
             return (

@@ -22,7 +22,7 @@ from _lock import hold
 from _pin import BUILD, ROOT, Pin, fetch_base, read_pin, write_pin
 from _report import Refusal, run
 from _series import Entry, read_header, read_series
-from _stuck import cannot_read, refuse_locked
+from _stuck import cannot_read, readable, refuse_locked
 from _target import refuse_target, refuse_uncommitted, report_overlay
 
 TREE = BUILD / "rebase"
@@ -132,11 +132,8 @@ def begin(repo: Path, to: str | None, entries: list[Entry]) -> State:
     root, old = series_on_base(repo, entries)
     # Twice: a record of this path that a killed git left, and locked, is ours to replace.
     add = ("worktree", "add", "--force", "--force", "--quiet", "--detach")
-    try:
+    with readable(f"git -C {repo} fetch, then make rebase, or make rebase-abort"):
         git(repo, *add, str(TREE), start)
-    except GitError as error:
-        next = f"git -C {repo} fetch, then make rebase, or make rebase-abort"
-        raise cannot_read(error, next) from error
     state = State(str(repo), start, root, old, start)
     state.save()
     print(f"from      {checkout.describe_base()}\nonto      {start[:12]} ({to})")

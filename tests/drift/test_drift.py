@@ -15,6 +15,7 @@ from conftest import BUILT, ROOT, call, edit, save
 
 TRACKER = "ucm/store/posix/cc/hotness_tracker"
 SLEEP, RECENCY = "let-the-idle-hotness-thread-sleep", "collect-last-what-was-used-last"
+TRACKED = "UCPosixHotness*:UCPosixGcRecency*"  # its tests, of both entries
 CONNECTOR = "ucm/integration/sglang/ucm_connector.py"
 BACKEND = "ucm/integration/sglang/unifiedcache_store.py"
 STATS = "    def get_stats(self):\n"
@@ -140,7 +141,7 @@ def test_c_a_patch_was_merged_with_edits(project, upstream, tmp_path):
     ]
     assert touched(patch) == set(), "nothing of upstream's files is left in the entry"
     call(sys.executable, "scripts/verify.py", cwd=project)
-    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
+    gtests(ucm, TRACKED, tmp_path)
 
 
 def test_d_a_touched_function_was_renamed(project, upstream, tmp_path):
@@ -171,7 +172,7 @@ def test_d_a_touched_function_was_renamed(project, upstream, tmp_path):
     save(ucm, "fixup")
     call(sys.executable, "scripts/refresh.py", "--ucm", ucm, cwd=project)
     call(sys.executable, "scripts/verify.py", cwd=project)
-    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
+    gtests(ucm, TRACKED, tmp_path)
 
 
 def test_e_a_touched_file_was_split_in_two(project, upstream, tmp_path):
@@ -204,7 +205,7 @@ def test_e_a_touched_file_was_split_in_two(project, upstream, tmp_path):
         (patch,) = (project / "patches").glob(f"*-{entry}.patch")
         assert {whole, part} <= touched(patch)
     call(sys.executable, "scripts/verify.py", cwd=project)
-    gtests(ucm, "UCPosixHotness*:UCPosixGcRecency*", tmp_path)
+    gtests(ucm, TRACKED, tmp_path)
 
 
 def test_g_an_overlay_path_appeared(project, upstream):

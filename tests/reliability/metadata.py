@@ -248,16 +248,20 @@ def _stored(kind: Kind, site: kit.Site) -> tuple:
 def _transfer(kind: Kind, site: kit.Site, op: str, bend: Callable, dice) -> str:
     """A load of stored pages or a store of new ones, with bent answers; then real ones."""
     stored = _stored(kind, site)
-    keys = _bent_keys(kit.keys(PAGES, "old" if op == "get" else "new"), dice)
+    keys = _bent_keys(_keys(op), dice)
     (call,) = kind.calls[1 if op == "get" else 2]
     found = _moved(kind, site, op, stored, keys, bent(stored[0], call, bend))
     return "some True" if any(found) else "all False"
 
 
+def _keys(op: str) -> list[str]:
+    """A load is of stored pages, a store of new ones."""
+    return kit.keys(PAGES, "old" if op == "get" else "new")
+
+
 def _slots(kind: Kind, site: kit.Site, op: str, bend: Callable, name: str) -> str:
     """The same with bent slots: all pages where they may be taken, none otherwise."""
-    keys = kit.keys(PAGES, "old" if op == "get" else "new")
-    found = _moved(kind, site, op, _stored(kind, site), keys, bend_slots=bend)
+    found = _moved(kind, site, op, _stored(kind, site), _keys(op), bend_slots=bend)
     if found != [name in TAKEN_SLOTS] * PAGES:
         raise Wrong(f"{op}: {found}")
     return "taken" if found[0] else "refused"
