@@ -259,7 +259,7 @@ def test_b31_unaligned_pools_do_buffered_io(site, messages):
         assert torch.equal(kit.contents(pool, [2, 3]), data)
         assert messages().count(f"\npool {name.value}: pages of") <= 1
     assert messages().count("uses buffered psync") == 2
-    (page,) = store.connector.pools.get(MAMBA)._staging.lease(1)
+    (page,) = store.connector.pools.get(MAMBA).staging.lease(1)
     assert page.data_ptr() % 4096 == 0
 
 

@@ -158,7 +158,7 @@ def test_b45_a_late_write_into_staging_reaches_no_page(site, monkeypatch):
         assert torch.equal(kit.contents(mamba, [2, 3]), data)
         assert late["page"] != held
     late["ended"] = True
-    staging = store.connector.pools.get(MAMBA)._staging
+    staging = store.connector.pools.get(MAMBA).staging
     assert held in {page.data_ptr() for page in staging.lease(staging.limit)}
 
 

@@ -7,10 +7,18 @@ import numpy as np
 import pytest
 import torch
 from hicache_kit import PoolName
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
-from ucm.integration.sglang.page_addresses import PageAddresses
-from ucm.integration.sglang.page_layout import LayoutError, page_pointers, probe
+from ucm.integration.sglang import page_addresses
+from ucm.integration.sglang.page_layout import (
+    LayoutError,
+    check_slots,
+    page_pointers,
+    probe,
+)
+from ucm.store.pipeline.ucmpipelinestore import PageAddresses
 
 POOLS = {
     "mha": kit.mha,
@@ -52,7 +60,7 @@ class Scattered(Counting):
 
 def addresses(pool):
     layout = probe(pool, "pool")
-    return PageAddresses(pool, layout), layout
+    return page_addresses.PageAddresses(pool, layout), layout
 
 
 def same(found, pool, layout, slots, pages):
@@ -120,9 +128,8 @@ def test_a_pool_that_moves_its_pages():
         assert same(known.find(slots, 2), pool, layout, slots, 2)
 
 
-@pytest.mark.parametrize("shift", [1, -1, 8 * kit.PAGE, -8 * kit.PAGE])
-def test_slots_that_start_no_page_are_the_pools_affair(shift):
-    """Between two pages, before the first and behind the last one: the pool is asked."""
+@pytest.mark.parametrize("shift", [1, -1])
+def test_slots_between_two_pages_are_the_pools_affair(shift):
     asked, pool = [], kit.mha()
     counting = Counting(pool, asked)
     known, layout = addresses(counting)
@@ -143,12 +150,134 @@ def test_a_page_of_another_size_is_refused():
         known.find(kit.slots(pool, [1]), 1)
 
 
-def test_a_pool_that_is_smaller_than_a_page_is_asked():
-    pool = kit.mha(pages=1)
-    pool.size = 1
+def outside(pool):
+    """First slots whose page would not lie in the pool, whole."""
+    return [-pool.page_size, -1, pool.size - pool.page_size + 1, pool.size, 2**62]
+
+
+@pytest.mark.parametrize("name", ["swa", "mamba", "kv"])
+@pytest.mark.parametrize("op", ["get", "set"])
+@pytest.mark.parametrize("case", range(5))
+@pytest.mark.parametrize("known", [True, False], ids=["known pages", "new pages"])
+def test_slots_outside_the_pool_are_refused(site, messages, name, op, case, known):
+    """Their addresses would be those of other memory. Nothing is moved."""
+    pool, keys = (kit.mamba if name == "mamba" else kit.mha)(), kit.keys(3)
+    if name == "kv":
+        store = site.attach(pool, {})
+        move = {"get": store.batch_get_v1, "set": store.batch_set_v1}[op]
+    else:
+        store = site.attach(kit.logical(), {name: pool})
+        v2 = {"get": store.batch_get_v2, "set": store.batch_set_v2}[op]
+
+        def move(keys, slots):
+            return v2([kit.PoolTransfer(name, slots, keys=keys)])[name]
+
+    kit.fill(pool, range(3))
+    slots = kit.slots(pool, range(3))
+    if known:
+        names = keys if op == "get" else kit.keys(3, "others")
+        put = store.batch_set_v1 if name == "kv" else None
+        if put:
+            assert put(names, slots) == [True] * 3
+        else:
+            kit.put(store, name, pool, names, range(3))
+    files, before = site.files(), kit.contents(pool, range(8))
+    slots[pool.page_size :: 2 * pool.page_size] = outside(pool)[case]
+    assert move(keys, slots) == [False] * 3
+    assert site.files() == files
+    assert torch.equal(kit.contents(pool, range(8)), before)
+    assert f"starts no page of {pool.page_size} in {pool.size} slots" in messages()
+
+
+def test_slots_that_share_a_row_are_inside():
+    """SGLang's context parallel pools: dcp_size slots a row."""
+    pool = kit.mha()
+    pool.dcp_size = 2
+    assert pool.logical_size == 2 * pool.size
+    check_slots(pool, [2 * pool.size - pool.page_size])
+    with pytest.raises(LayoutError, match="starts no page"):
+        check_slots(pool, [2 * pool.size])
+
+
+@st.composite
+def grids(draw):
+    """Slots, slots a page, addresses of page 0, step, and which pages are known."""
+    tokens = draw(st.sampled_from([1, 4, 64]))
+    known = draw(st.lists(st.booleans(), max_size=6))
+    inside = [page * tokens for page in range(len(known))]
+    wild = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 7 * tokens + 1))
+    start = st.sampled_from(inside) if inside else wild
+    starts = draw(st.lists(st.one_of(start, start, start, start, wild), max_size=5))
+    slots = [slot for start in starts for slot in [start] + (tokens - 1) * [-7]]
+    rest = draw(st.integers(0, tokens - 1))
+    firsts = draw(st.lists(st.integers(0, 2**64 - 1), max_size=3))
+    return (
+        slots + rest * [-9],
+        tokens,
+        firsts,
+        draw(st.integers(-(2**63), 2**63 - 1)),
+        known,
+    )
+
+
+@settings(max_examples=500, deadline=None, database=None, derandomize=True)
+@given(grids())
+def test_computed_addresses_are_those_of_python(grid):
+    slots, tokens, firsts, step, known = grid
+    starts = slots[: len(slots) // tokens * tokens : tokens]
+    pages = [slot // tokens for slot in starts]
+    found = PageAddresses(
+        np.array(slots, dtype=np.int64), tokens, firsts, step, np.array(known, np.uint8)
+    )
+    if any(s % tokens or not 0 <= s < len(known) * tokens for s in starts):
+        assert found is None
+        return
+    expected = [[(first + page * step) % 2**64 for first in firsts] for page in pages]
+    assert found[0].dtype == np.uint64 and found[0].shape == (len(pages), len(firsts))
+    assert found[0].tolist() == expected
+    assert found[1] == all(known[page] for page in pages)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"slots": np.zeros(4, np.int32)},
+        {"slots": np.zeros(4)},
+        {"slots": np.zeros((2, 2), np.int64)},
+        {"slots": [0, 1, 2, 3]},
+        {"tokens": 0},
+        {"tokens": -4},
+        {"known": np.zeros((1, 1), np.uint8)},
+        {"known": np.zeros(1, np.int64)},
+        {"firsts": [-1]},
+        {"step": 2**63},
+    ],
+    ids=lambda change: "{}, {}".format(*next(iter(change.items())))[:40],
+)
+def test_arguments_of_another_form_are_refused(change):
+    good = {"slots": np.arange(4), "tokens": 4, "firsts": [4096], "step": 64}
+    good["known"] = np.ones(1, np.uint8)
+    assert PageAddresses(**good)[0].tolist() == [[4096]]
+    with pytest.raises((TypeError, ValueError)):
+        PageAddresses(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda slots: slots.to(torch.int32),
+        lambda slots: slots.repeat_interleave(2)[::2],
+        lambda slots: torch.stack([slots, slots])[1],
+    ],
+    ids=["int32", "every second", "a row"],
+)
+def test_slots_of_another_form(other):
+    pool = kit.mha()
     known, layout = addresses(pool)
-    slots = kit.slots(pool, [0, 0])
-    assert same(known.find(slots, 2), pool, layout, slots, 2)
+    slots = kit.slots(pool, SCATTERED)
+    for _ in range(2):
+        found = known.find(other(slots), len(SCATTERED))
+        assert same(found, pool, layout, slots, len(SCATTERED))
 
 
 @pytest.mark.parametrize("op", ["set", "get"])

@@ -69,17 +69,23 @@ def test_every_pool_is_submitted_before_the_first_wait(attached, call):
     assert len(submitted) == seen.count("load") + seen.count("dump") >= len(pools) > 1
 
 
-@pytest.mark.parametrize("accessor", ["get_data_page", "set_from_flat_data_page"])
+@pytest.mark.parametrize(
+    "accessor", ["get_data_page", "_iter_page_tensors", "set_from_flat_data_page"]
+)
 def test_no_fault_of_a_pool_gets_out(attached, monkeypatch, accessor):
     """One page that the pool cannot give or take fails alone."""
     store, _, pools, names = attached
+    if accessor == "get_data_page":  # of zeros every page is made there
+        pools[MAMBA].conv_buffer[0].zero_()
+        store.register_mem_host_pool_v2(pools[MAMBA], MAMBA)
     real = getattr(pools[MAMBA], accessor)
 
     def fault(index, *args, **kw):
         return boom() if index == 2 else real(index, *args, **kw)
 
     monkeypatch.setattr(pools[MAMBA], accessor, fault)
-    move = store.batch_set_v2 if accessor == "get_data_page" else store.batch_get_v2
+    sets = accessor != "set_from_flat_data_page"
+    move = store.batch_set_v2 if sets else store.batch_get_v2
     found = move([kit.transfer(MAMBA, pools[MAMBA], names, range(4))])
     assert found == {MAMBA: [True, True, False, True]}
 

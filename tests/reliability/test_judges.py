@@ -24,7 +24,7 @@ from fuse_disk import Disk, pair
 from hicache_kit import FaultStore
 from hosts import Process
 
-from ucm.integration.sglang import clearing, pool_store, store_factory
+from ucm.integration.sglang import clearing, flat_pages, store_factory
 from ucm.integration.sglang.staging import StagingPages
 
 KEYS = keys_of(crash.N_KEY, "s")
@@ -329,10 +329,10 @@ def test_metadata_flat_page(tmp_path, monkeypatch):
     """A flat page of another length that is stored as far as it goes."""
 
     def copy_in(self, staged, first):
-        page = self._owner.pool.get_data_page(first, flat=True).reshape(-1)
+        page = self._pool.get_data_page(first, flat=True).reshape(-1)
         staged[: page.numel()] = page[: staged.numel()]
 
-    monkeypatch.setattr(pool_store._Chunk, "_copy_in", copy_in)
+    monkeypatch.setattr(flat_pages.FlatPages, "copy_in", copy_in)
     with pytest.raises(Wrong, match="mamba, (a|no) numbers?.*: .*loaded afterwards"):
         metadata.run(400, 1, tmp_path)
 

@@ -57,7 +57,8 @@ class CallGate:
     def leave(self) -> None:
         with self._changed:
             self._calls -= 1
-            self._changed.notify_all()
+            if self.closed:
+                self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
         """Let no more calls in; False when some are still running after timeout_s."""

@@ -31,23 +31,21 @@ import numpy as np
 import torch
 
 from ucm.integration.sglang.page_layout import PageLayout, page_pointers
+from ucm.store.pipeline import ucmpipelinestore
 
 
 @dataclass
 class _Grid:
     """Pages at one distance.
 
-    first: addresses of page 0. step: bytes to the next page. named: 1 for each page whose
-    address the pool itself has told to be there.
+    first: addresses of page 0, and meta what the pool said about it. step: bytes to the next
+    page. named: uint8, 1 for each page whose address the pool itself has told to be there.
     """
 
     first: tuple[int, ...]
+    meta: Any
     step: int
-    named: bytearray
-
-    def addresses(self, pages: list[int]) -> list[int]:
-        steps = [page * self.step for page in pages]
-        return [first + step for step in steps for first in self.first]
+    named: np.ndarray
 
 
 class PageAddresses:
@@ -60,60 +58,58 @@ class PageAddresses:
 
     def __init__(self, pool: Any, layout: PageLayout):
         self._pool, self._layout = pool, layout
-        self._grid = _find_grid(pool, layout)
+        self._first_page = torch.arange(layout.tokens, dtype=torch.int64)
+        self._grid = self._find_grid()
 
     def find(self, slots: torch.Tensor, pages: int) -> np.ndarray:
         """uint64 [pages, component_count]: the pages that start in every tokens-th slot.
 
-        The pool is asked for the last of them each time, and for all where that lies
-        elsewhere, one is new, or slots are no starts of its pages. Raises what
-        page_pointers() does.
+        The pool is asked where its first page is each time, and for all of slots where
+        that has moved, a page is new, or a slot starts none. Raises what page_pointers()
+        does.
         """
-        grid = self._grid
-        numbers = self._page_numbers(grid, slots) if grid and pages > 1 else None
-        if numbers is None:
+        grid = self._grid if pages > 1 else None
+        found = None if grid is None else self._compute(grid, slots)
+        if found is None:
             return page_pointers(self._pool, self._layout, slots, pages)
-        computed, width = grid.addresses(numbers), len(grid.first)
-        last = slots[-self._layout.tokens :]
-        if all([grid.named[page] for page in numbers]) and self._lies_at(
-            computed[-width:], last
-        ):
-            return np.array(computed, dtype=np.uint64).reshape(pages, width)
+        computed, all_named = found
+        if all_named and self._ask_first_page() == grid.meta:
+            return computed
         told = page_pointers(self._pool, self._layout, slots, pages)
-        if told.ravel().tolist() == computed:
-            for page in numbers:
-                grid.named[page] = 1
+        if np.array_equal(told, computed):
+            tokens = self._layout.tokens
+            grid.named[slots.numpy()[::tokens] // tokens] = 1
         else:
             self._grid = None  # its memory is another, or its pages lie otherwise
         return told
 
-    def _page_numbers(self, grid: _Grid, slots: torch.Tensor) -> list[int] | None:
-        """None where a slot starts no page of the pool."""
-        tokens = self._layout.tokens
-        starts = slots[::tokens].tolist()
-        if min(starts) < 0 or max(starts) >= len(grid.named) * tokens:
+    def _compute(
+        self, grid: _Grid, slots: torch.Tensor
+    ) -> tuple[np.ndarray, bool] | None:
+        """Addresses, and whether all are named; None where a slot starts no page."""
+        try:
+            return ucmpipelinestore.PageAddresses(
+                slots.numpy(), self._layout.tokens, grid.first, grid.step, grid.named
+            )
+        except TypeError:  # slots of another type, or on a device
             return None
-        if any([slot % tokens for slot in starts]):
+
+    def _ask_first_page(self) -> Any:
+        return self._pool.get_page_buffer_meta(self._first_page)
+
+    def _find_grid(self) -> _Grid | None:
+        """None where pages have empty components, or the pool moves them (SGLang 0.5.23's
+        UnifiedPageEnvelopeHostPool does when it compacts its domain)."""
+        pool, layout = self._pool, self._layout
+        if 0 in layout.sizes:
             return None
-        return [slot // tokens for slot in starts]
-
-    def _lies_at(self, addresses: list[int], page: torch.Tensor) -> bool:
-        meta = self._pool.get_page_buffer_meta(page)
-        return meta is not None and tuple(map(list, meta)) == (
-            addresses,
-            list(self._layout.sizes),
-        )
-
-
-def _find_grid(pool: Any, layout: PageLayout) -> _Grid | None:
-    """None where pages have empty components, or the pool moves them (SGLang 0.5.23's
-    UnifiedPageEnvelopeHostPool does when it compacts its domain)."""
-    if 0 in layout.sizes or getattr(pool, "shared_allocation_domain", None) is not None:
-        return None
-    try:
-        slots = torch.arange(2 * layout.tokens, dtype=torch.int64)
-        first, second = page_pointers(pool, layout, slots, 2).tolist()
-        named = bytearray(pool.size // layout.tokens)
-    except Exception:  # a transfer asks again, and reports
-        return None
-    return _Grid(tuple(first), second[0] - first[0], named)
+        if getattr(pool, "shared_allocation_domain", None) is not None:
+            return None
+        try:
+            slots = torch.arange(2 * layout.tokens, dtype=torch.int64)
+            first, second = page_pointers(pool, layout, slots, 2).tolist()
+            named = np.zeros(pool.size // layout.tokens, dtype=np.uint8)
+            meta = self._ask_first_page()
+        except Exception:  # a transfer asks again, and reports
+            return None
+        return _Grid(tuple(first), meta, second[0] - first[0], named)

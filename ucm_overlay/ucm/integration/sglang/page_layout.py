@@ -145,8 +145,10 @@ def page_pointers(
 ) -> np.ndarray:
     """uint64 addresses [pages, component_count] of the pages that start in slots.
 
-    LayoutError if counts or sizes are no longer those of the registration.
+    LayoutError if counts or sizes are no longer those of the registration, or a page would
+    lie outside the pool.
     """
+    check_slots(pool, slots[:: layout.tokens].tolist())
     pointers, sizes = _page_meta(pool, slots) or ([], [])
     if sizes != list(layout.sizes) * pages:
         raise LayoutError(
@@ -173,7 +175,7 @@ def page_slots(
     Up to SGLang 0.5.18 host_indices can be longer than its keys need; the head is meant.
     """
     wanted = pages * layout.tokens
-    given = 0 if host_indices is None else len(host_indices)
+    given = 0 if host_indices is None else host_indices.numel()
     if given < wanted:
         raise LayoutError(
             f"{pages} pages need {wanted} host indices, {given} were given"
@@ -181,9 +183,15 @@ def page_slots(
     return host_indices if given == wanted else host_indices[:wanted]
 
 
-def flat_page_dtype(pool: Any) -> torch.dtype:
-    """The dtype in which the pool wants its flat pages back."""
-    return pool.get_dummy_flat_data_page().dtype
+def check_slots(pool: Any, firsts: Sequence[int]) -> None:
+    """LayoutError where a page would begin before the pool's first slot or end behind its
+    last: the pool's own arithmetic takes every number."""
+    slots = max(getattr(pool, "size", 0), getattr(pool, "logical_size", 0))
+    for first in (min(firsts), max(firsts)):
+        if slots and not 0 <= first <= slots - pool.page_size:
+            raise LayoutError(
+                f"host index {first} starts no page of {pool.page_size} in {slots} slots"
+            )
 
 
 def _slots(pool: Any, pages: int) -> torch.Tensor:

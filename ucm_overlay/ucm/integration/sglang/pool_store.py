@@ -31,13 +31,15 @@ Nothing here raises: a page that could not be moved is False, and the log says w
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
 
+from ucm.integration.sglang.flat_pages import FlatPages
 from ucm.integration.sglang.format_marker import Marked, PageFormat
 from ucm.integration.sglang.hicache_keys import block_ids
 from ucm.integration.sglang.log_limit import LogLimit
@@ -45,7 +47,7 @@ from ucm.integration.sglang.page_addresses import PageAddresses
 from ucm.integration.sglang.page_layout import (
     LayoutError,
     PageLayout,
-    flat_page_dtype,
+    check_slots,
     page_slots,
     probe,
 )
@@ -246,82 +248,78 @@ class FlattenedPoolStore(PoolStore):
 
     def __init__(self, name: str, pool: Any, layout: PageLayout, *args: Any):
         super().__init__(name, pool, layout, *args)
-        self._staging = StagingPages(layout.page_bytes)
-        self._dtype = flat_page_dtype(pool)
+        self.staging = StagingPages(layout.page_bytes)
+        self.pages = FlatPages(pool)
+
+    def regauge(self, pool: Any) -> None:
+        pages = FlatPages(pool)
+        super().regauge(pool)
+        self.pages = pages
 
     def close(self) -> None:
         super().close()
-        self._staging.close()
+        self.staging.close()
 
     def _submit(self, op: str, keys: Sequence[str], slots: torch.Tensor) -> Finish:
         firsts = slots[:: self.layout.tokens].tolist()
-        chunk = _Chunk.start(self, op, keys, firsts, timeout_s=0.0)
-        return partial(self._finish, op, keys, firsts, chunk)
+        check_slots(self.pool, firsts)
+        transfer = _FlatTransfer(self, op, list(zip(keys, firsts, strict=True)))
+        transfer.begin(timeout_s=0.0)
+        return partial(self._finish, op, transfer)
 
-    def _finish(
-        self,
-        op: str,
-        keys: Sequence[str],
-        firsts: list[int],
-        chunk: Optional["_Chunk"],
-    ) -> list[bool]:
-        """Wait chunk by chunk; holds no staging page while it waits for more of them."""
-        done: list[bool] = []
-        cause: Exception | None = None
-        while len(done) < len(keys):
-            try:
-                if chunk is None:
-                    rest = slice(len(done), None)
-                    chunk = _Chunk.start(
-                        self, op, keys[rest], firsts[rest], _STAGING_TIMEOUT_S
-                    )
-                done += chunk.finish()
-                cause = cause or chunk.cause
-                chunk = None
-            except Exception as e:
-                cause = cause or e
-                done += _all_failed(len(keys) - len(done))
+    def _finish(self, op: str, transfer: "_FlatTransfer") -> list[bool]:
+        done = transfer.finish()
         if not all(done):
-            self._failures.report(op, done.count(False), len(keys), cause)
+            self._failures.report(op, done.count(False), len(done), transfer.cause)
         return done
 
 
-class _Chunk:
-    """As many pages of one transfer as there was staging for.
+class _FlatTransfer:
+    """Pages of one call, each a task of its own: the store moves one while another is copied.
 
-    Each is a task of its own: the store moves one page while the next is copied.
+    As many are under way as there was staging for. The page that is waited for makes room
+    for the next, and nothing is held while there is no room at all.
     """
 
-    @classmethod
-    def start(
-        cls,
-        owner: FlattenedPoolStore,
-        op: str,
-        keys: Sequence[str],
-        firsts: list[int],
-        timeout_s: float,
-    ) -> Optional["_Chunk"]:
-        """None when timeout_s is 0 and every staging page is in use."""
-        staging = owner._staging.lease(len(keys), timeout_s)
-        return cls(owner, op, keys, firsts, staging) if staging else None
-
-    def __init__(self, owner, op, keys, firsts, staging):
+    def __init__(
+        self, owner: FlattenedPoolStore, op: str, pages: list[tuple[str, int]]
+    ):
+        """pages: key and first slot."""
         self.cause: Exception | None = None
         self._owner, self._op = owner, op
-        self._pages = [
-            (page, first, self._submit(page, first, key))
-            for page, first, key in zip(staging, firsts, keys, strict=False)
-        ]
+        self._left = deque(pages)
+        self._begun: deque[tuple[torch.Tensor, int, Any]] = deque()
+
+    def begin(self, timeout_s: float) -> None:
+        """Raises StagingExhausted when timeout_s, not 0, passed without a free page."""
+        for page in self._owner.staging.lease(len(self._left), timeout_s):
+            key, first = self._left.popleft()
+            self._begun.append((page, first, self._submit(page, first, key)))
 
     def finish(self) -> list[bool]:
-        """One bool per page."""
-        return [self._finish(*page) for page in self._pages]
+        """One bool per page, in their order."""
+        done: list[bool] = []
+        while self._begun or self._left:
+            if self._left:
+                self._begin_more()
+            if self._begun:
+                done.append(self._finish(*self._begun.popleft()))
+            else:
+                done += _all_failed(len(self._left))
+                self._left.clear()
+        return done
+
+    def _begin_more(self) -> None:
+        try:
+            self.begin(timeout_s=0.0 if self._begun else _STAGING_TIMEOUT_S)
+        except Exception as e:
+            self.cause = self.cause or e
 
     def _submit(self, page: torch.Tensor, first: int, key: str) -> Any:
         """The page's task; None if it cannot be copied or handed over."""
         try:
             if self._op == "set":
-                self._copy_in(page, first)
+                self._owner.pages.copy_in(page, first)
             address = np.array([[page.data_ptr()]], dtype=np.uint64)
             return self._owner._transfer(self._op, [key], address)
         except Exception as e:
@@ -330,7 +328,7 @@ class _Chunk:
 
     def _finish(self, page: torch.Tensor, first: int, task: Any) -> bool:
         """Staging comes back into use when no system call can touch it any more."""
-        store, staging = self._owner.store, self._owner._staging
+        store, staging = self._owner.store, self._owner.staging
         if task is None:
             staging.release([page])
             return False
@@ -347,19 +345,9 @@ class _Chunk:
         staging.retire([page], partial(transfer_ended, store, task, over))
         return False
 
-    def _copy_in(self, staged: torch.Tensor, first: int) -> None:
-        page = self._owner.pool.get_data_page(first, flat=True)
-        page = page.contiguous().view(torch.uint8).reshape(-1)
-        if page.numel() != staged.numel():
-            raise LayoutError(
-                f"a flat page has {page.numel()} bytes, registered were {staged.numel()}"
-            )
-        staged.copy_(page)
-
-    def _copy_out(self, staged: torch.Tensor, first: int) -> bool:
+    def _copy_out(self, page: torch.Tensor, first: int) -> bool:
         try:
-            page = staged.view(self._owner._dtype)
-            self._owner.pool.set_from_flat_data_page(first, page)
+            self._owner.pages.copy_out(page, first)
             return True
         except Exception as e:
             self.cause = self.cause or e
