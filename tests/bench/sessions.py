@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from contestants import Pages, Wrong, kit
 from kernel import FileOps, Kernel
+from sglang.srt.distributed.parallel_state import get_world_group
 from workloads import CHECKPOINT, KV, LOOKUPS, TRAILING, V4, Pool, Site, Workload, keys
 
 
@@ -33,6 +34,15 @@ def start_torch() -> None:
     """
     torch.zeros(1 << 22).copy_(torch.ones(1 << 22)).sum()
     torch.set_num_threads(1)
+
+
+def start_sglang() -> None:
+    """A server has imported its arguments, and what else its process groups need, long before
+    it registers a pool."""
+    try:
+        get_world_group()
+    except (AssertionError, RuntimeError):  # there are none here
+        pass
 
 
 def drop(path: str) -> None:
@@ -426,6 +436,7 @@ class Registration:
         kind = _SeriesPools if contestant == "series" else _BasePools
         pools = kind(site, self.pages)
         start_torch()
+        start_sglang()
         gc.collect()
         gc.freeze()  # destroy collects what UCM made, not all of torch and SGLang
         before = np.array([threads(), descriptors(), folders(site.backend)])
