@@ -21,6 +21,7 @@ RECORDS = {
 NAMES = {"PoolName", "PoolHitPolicy"}
 CALLERS = ["sglang/srt/managers", "sglang/srt/mem_cache"]
 PAGE_CALLS = {
+    "_iter_page_tensors",
     "get_page_buffer_meta",
     "get_data_page",
     "get_dummy_flat_data_page",
