@@ -1,15 +1,18 @@
-"""MAMBA pages in staging: the pool's own flat bytes, copied once where that is surely the same."""
+"""MAMBA pages in staging: the pool's own flat bytes, copied once where they are seen to be the same."""
 
+import threading
+import time
 from functools import partial
 
 import hicache_kit as kit
 import pytest
 import torch
-from hicache_kit import PoolName
+from hicache_kit import FaultStore, PoolName
 
 from ucm.integration.sglang import pool_store
 from ucm.integration.sglang.flat_pages import FlatPages
 from ucm.integration.sglang.page_layout import LayoutError
+from ucm.integration.sglang.staging import StagingPages
 
 MAMBA = PoolName.MAMBA
 POOLS = {
@@ -51,12 +54,25 @@ def test_one_copy_has_the_bytes_of_the_flat_page(make, flat_calls):
         assert torch.equal(staged, kit.read(pool, number))
 
 
-def test_pages_that_would_look_the_same_anyhow_tell_nothing(flat_calls):
-    """Zeros in one component: eight pages of them, and nothing is compared any more."""
-    pool = kit.mamba(pages=16)
+def zeros(pool):
+    pool.conv_buffer[1].zero_()
+
+
+def ones(pool):
+    """Two different bytes in each bfloat16, but one element all over."""
+    pool.conv_buffer[1].fill_(1.0)
+
+
+def twins(pool):
+    pool.conv_buffer[1].copy_(pool.conv_buffer[0])
+
+
+@pytest.mark.parametrize("content", [zeros, ones, twins])
+def test_pages_that_would_look_the_same_anyhow_tell_nothing(flat_calls, content):
+    """After eight of them nothing is compared any more."""
+    pool = kit.mamba(convs=((4, 3), (4, 3)), pages=16)
     kit.fill(pool, range(12))
-    for buffer in pool.conv_buffer[1:]:
-        buffer.zero_()
+    content(pool)
     pages = FlatPages(pool)
     for number in range(8):
         assert torch.equal(staged_bytes(pages, pool, number), kit.read(pool, number))
@@ -124,7 +140,19 @@ def test_a_page_that_is_waited_for_makes_room_for_the_next(site, staging):
     assert torch.equal(kit.contents(pool, whole), data[whole])
 
 
+def test_one_page_moves_while_the_next_is_copied(site):
+    """Two pages of staging: each wait makes room for one more page, not for two at the end."""
+    pool, names, seen = kit.mamba(), kit.keys(4), []
+    store = site.attach(kit.logical(), {MAMBA: pool})
+    store.connector.pools.get(MAMBA).staging.limit = 2
+    for what in ("dump", "wait"):
+        FaultStore.faults[what] = lambda _, what=what: seen.append(what)
+    kit.put(store, MAMBA, pool, names, range(4))
+    assert seen == ["dump", "dump", "wait", "dump", "wait", "dump", "wait", "wait"]
+
+
 def test_pages_without_any_staging_fail_and_the_begun_ones_count(site, monkeypatch):
+    """Until one comes free; and the pages that had some keep their results."""
     monkeypatch.setattr(pool_store, "_STAGING_TIMEOUT_S", 0.1)
     pool, names = kit.mamba(), kit.keys(8)
     store = site.attach(kit.logical(), {MAMBA: pool})
@@ -135,3 +163,30 @@ def test_pages_without_any_staging_fail_and_the_begun_ones_count(site, monkeypat
     assert store.batch_set_v2(call) == {MAMBA: [False] * 8}
     staging.release(held[:1])
     assert store.batch_set_v2(call) == {MAMBA: [True] * 8}
+    waits = iter([False, True])
+
+    def give_up(self):
+        if next(waits):
+            raise RuntimeError("timeout")
+
+    monkeypatch.setattr(FaultStore, "check", lambda self, task: False)
+    staging.limit -= len(held) - 1
+    staging.release(held[1:])
+    FaultStore.faults["wait"] = give_up
+    assert store.batch_get_v2(call) == {MAMBA: [True] + 7 * [False]}
+
+
+def test_who_waits_for_staging_is_next():
+    """A long transfer that takes back what it has just released would keep all others out."""
+    staging, got = StagingPages(4096), []
+    held = staging.lease(staging.limit)
+    waiting = threading.Thread(target=lambda: got.extend(staging.lease(1, 30.0)))
+    waiting.start()
+    while not staging._waiting:
+        time.sleep(0.001)
+    staging.release(held[:1])
+    assert staging.lease(1) == []
+    waiting.join()
+    assert len(got) == 1 and got[0].data_ptr() == held[0].data_ptr()
+    staging.release(held[1:])
+    assert len(staging.lease(staging.limit)) == staging.limit - 1

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hicache_kit import FaultStore, PoolName
 
+from ucm.integration.sglang.call_gate import CallGate
+
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 
 
@@ -32,6 +34,18 @@ def test_attach_and_detach_leave_no_thread_and_no_descriptor(site):
         counts.append((kit.threads(), kit.descriptors()))
     assert len(set(counts[1:])) == 1
     assert store.store is None
+
+
+def test_close_ends_with_the_last_call():
+    gate, ended = CallGate(), []
+    assert gate.enter()
+    closing = threading.Thread(target=lambda: ended.append(gate.close(60)))
+    closing.start()
+    while not gate.closed:
+        time.sleep(0.001)
+    gate.leave()
+    closing.join(20)
+    assert ended == [True]
 
 
 def test_calls_after_close_answer_misses(site):

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from sglang.srt.mem_cache.pool_host.unified import UnifiedPageEnvelopeHostPool
 
 from ucm.integration.sglang import page_addresses
-from ucm.integration.sglang.page_layout import (
-    LayoutError,
-    check_slots,
-    page_pointers,
-    probe,
-)
+from ucm.integration.sglang.page_layout import LayoutError, page_pointers, probe
 from ucm.store.pipeline.ucmpipelinestore import PageAddresses
 
 POOLS = {
@@ -187,16 +182,6 @@ def test_slots_outside_the_pool_are_refused(site, messages, name, op, case, know
     assert site.files() == files
     assert torch.equal(kit.contents(pool, range(8)), before)
     assert f"starts no page of {pool.page_size} in {pool.size} slots" in messages()
-
-
-def test_slots_that_share_a_row_are_inside():
-    """SGLang's context parallel pools: dcp_size slots a row."""
-    pool = kit.mha()
-    pool.dcp_size = 2
-    assert pool.logical_size == 2 * pool.size
-    check_slots(pool, [2 * pool.size - pool.page_size])
-    with pytest.raises(LayoutError, match="starts no page"):
-        check_slots(pool, [2 * pool.size])
 
 
 @st.composite

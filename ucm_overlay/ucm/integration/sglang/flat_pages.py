@@ -24,18 +24,21 @@
 #
 """Copies of whole pages, flat, where components cannot share a block: [temporal | conv0 ...]."""
 
+import threading
 from typing import Any
 
 import torch
 
 from ucm.integration.sglang.page_layout import LayoutError
 
-# Pages that may be compared before it is given up that one of them tells.
+# Pages that are looked at before it is given up that one of them can be compared.
 _COMPARISONS = 8
+# Elements of a component that must not all be the same, nor those of another one.
+_HEAD = 4096
 
 
 class FlatPages:
-    """Copies a pool's pages into flat ones (uint8) and back.
+    """Copies a pool's pages into flat ones (uint8) and back; any thread may.
 
     The pool's get_data_page() joins a page's components in a new tensor, so that staging
     needs a second copy. The components themselves, as SGLang's MambaPoolHost lists them,
@@ -45,6 +48,7 @@ class FlatPages:
     def __init__(self, pool: Any):
         self._pool = pool
         self._dtype = pool.get_dummy_flat_data_page().dtype
+        self._lock = threading.Lock()
         self._comparisons = _COMPARISONS
         self._same_bytes = False
 
@@ -52,10 +56,13 @@ class FlatPages:
         """Fill staged with the page that starts in slot `first`; LayoutError if the page
         has another length, and whatever the pool raises."""
         if self._same_bytes:
-            _join(self._components(first), staged)
+            parts = [_bytes(part) for part in self._components(first)]
+            _check_length(sum(part.numel() for part in parts), staged)
+            torch.cat(parts, out=staged)
             return
-        page = self._pool.get_data_page(first, flat=True)
-        _join([_bytes(page)], staged)
+        page = _bytes(self._pool.get_data_page(first, flat=True))
+        _check_length(page.numel(), staged)
+        staged.copy_(page)
         if self._comparisons:
             self._compare(staged, first)
 
@@ -64,34 +71,43 @@ class FlatPages:
         self._pool.set_from_flat_data_page(first, staged.view(self._dtype))
 
     def _components(self, first: int) -> list[torch.Tensor]:
-        return [_bytes(part) for part in self._pool._iter_page_tensors(first)]
+        return list(self._pool._iter_page_tensors(first))
 
     def _compare(self, page: torch.Tensor, first: int) -> None:
-        self._comparisons -= 1
-        try:
-            parts = self._components(first)
-            same = torch.equal(torch.cat(parts), page)
-        except Exception:  # no such method, or one of another meaning
-            same = False
-        if not same:
+        with self._lock:
+            if not self._comparisons:
+                return
+            self._comparisons -= 1
+            try:
+                parts = self._components(first)
+                if not _differ(parts):
+                    return
+                joined = torch.cat([_bytes(part) for part in parts])
+                self._same_bytes = torch.equal(joined, page)
+            except Exception:  # no such method, or one of another meaning
+                pass
             self._comparisons = 0
-        elif all([_tells(part) for part in parts]):
-            self._same_bytes, self._comparisons = True, 0
+
+
+def _differ(parts: list[torch.Tensor]) -> bool:
+    """Whether each part would be other bytes in any other place: zeros would not."""
+    heads = [part.reshape(-1)[:_HEAD].contiguous() for part in parts if part.numel()]
+    repeated = [bool((_rows(head) == _rows(head)[0]).all()) for head in heads]
+    different = {_bytes(head).numpy().tobytes() for head in heads}
+    return not any(repeated) and len(different) == len(heads)
+
+
+def _rows(head: torch.Tensor) -> torch.Tensor:
+    """The bytes of each element."""
+    return _bytes(head).reshape(-1, head.element_size())
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8).reshape(-1)
 
 
-def _tells(part: torch.Tensor) -> bool:
-    """One byte all over would look the same in another place."""
-    return part.numel() == 0 or bool((part != part[0]).any())
-
-
-def _join(parts: list[torch.Tensor], staged: torch.Tensor) -> None:
-    given = sum(part.numel() for part in parts)
+def _check_length(given: int, staged: torch.Tensor) -> None:
     if given != staged.numel():
         raise LayoutError(
             f"a flat page has {given} bytes, registered were {staged.numel()}"
         )
-    torch.cat(parts, out=staged)

@@ -66,7 +66,7 @@ class PageAddresses:
 
         The pool is asked where its first page is each time, and for all of slots where
         that has moved, a page is new, or a slot starts none. Raises what page_pointers()
-        does.
+        does, above all for slots outside the pool.
         """
         grid = self._grid if pages > 1 else None
         found = None if grid is None else self._compute(grid, slots)

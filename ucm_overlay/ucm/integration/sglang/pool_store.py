@@ -252,9 +252,8 @@ class FlattenedPoolStore(PoolStore):
         self.pages = FlatPages(pool)
 
     def regauge(self, pool: Any) -> None:
-        pages = FlatPages(pool)
         super().regauge(pool)
-        self.pages = pages
+        self.pages = FlatPages(pool)
 
     def close(self) -> None:
         super().close()

@@ -50,17 +50,19 @@ class StagingPages:
         self._free: list[torch.Tensor] = []
         self._retired: list[tuple[Callable[[], bool], list[torch.Tensor]]] = []
         self._leased = 0
+        self._waiting = 0
         self._closed = False
         self._changed = threading.Condition()
 
     def lease(self, count: int, timeout_s: float = 0.0) -> list[torch.Tensor]:
-        """1 to count pages (uint8, 4096-aligned); [] when none is free and timeout_s is 0.
+        """1 to count pages (uint8, 4096-aligned); [] when timeout_s is 0 and none is free or
+        somebody waits for one.
 
         Raises StagingExhausted when timeout_s passed without a free page.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while True:
+            while timeout_s > 0 or not self._waiting:
                 self._readmit()
                 available = self.limit - self._leased
                 if available > 0 and not self._closed and not self._overdrawn():
@@ -68,7 +70,7 @@ class StagingPages:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     break
-                self._changed.wait(min(remaining, 1.0))
+                self._wait(min(remaining, 1.0))
         if timeout_s > 0:
             raise StagingExhausted(
                 f"no staging page of {self.page_bytes} bytes is free"
@@ -96,6 +98,13 @@ class StagingPages:
             self._free.clear()
             self._readmit()
             self._changed.notify_all()
+
+    def _wait(self, seconds: float) -> None:
+        self._waiting += 1
+        try:
+            self._changed.wait(seconds)
+        finally:
+            self._waiting -= 1
 
     def _overdrawn(self) -> bool:
         return sum(len(pages) for _, pages in self._retired) >= self.limit
