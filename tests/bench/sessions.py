@@ -4,6 +4,7 @@ import gc
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import contestants as made
@@ -39,10 +40,8 @@ def start_torch() -> None:
 def start_sglang() -> None:
     """A server has imported its arguments, and what else its process groups need, long before
     it registers a pool."""
-    try:
+    with suppress(AssertionError, RuntimeError):  # there are none here
         get_world_group()
-    except (AssertionError, RuntimeError):  # there are none here
-        pass
 
 
 def drop(path: str) -> None:
