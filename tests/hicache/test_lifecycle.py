@@ -9,8 +9,6 @@ import pytest
 import torch
 from hicache_kit import FaultStore, PoolName
 
-from ucm.integration.sglang.call_gate import CallGate
-
 SWA, MAMBA, C4 = PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C4
 
 
@@ -37,6 +35,8 @@ def test_attach_and_detach_leave_no_thread_and_no_descriptor(site):
 
 
 def test_close_ends_with_the_last_call():
+    from ucm.integration.sglang.call_gate import CallGate
+
     gate, ended = CallGate(), []
     assert gate.enter()
     closing = threading.Thread(target=lambda: ended.append(gate.close(60)))
