@@ -47,12 +47,10 @@ public:
     }
     OpenFolders(const OpenFolders&) = delete;
     OpenFolders& operator=(const OpenFolders&) = delete;
-    void Open(const std::vector<std::string>& paths)
+    void Open(const std::string& path)
     {
-        fds_.reserve(paths.size());
-        for (const auto& path : paths) {
-            fds_.push_back(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-        }
+        fds_.reserve(fds_.size() + 1);  // which can throw, and then nothing is open
+        fds_.push_back(open(path.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     }
     /** The descriptor of a folder. AT_FDCWD where it is not open: a call needs the whole path. */
     int At(size_t number) const

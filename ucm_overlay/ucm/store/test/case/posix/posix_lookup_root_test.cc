@@ -21,139 +21,200 @@
  * OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
  * SOFTWARE.
  * */
+#include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <dlfcn.h>
-#include <fcntl.h>
 #include <filesystem>
 #include <fstream>
+#include <string>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <thread>
+#include <vector>
 #include "detail/path_base.h"
 #include "detail/types_helper.h"
 #include "posix/cc/space_manager.h"
+#include "posix_io_fault.h"
 
-namespace {
-
-std::atomic<size_t> g_nBelowRoot{0};
-
-}  // namespace
-
-/** Before libc's: counted, and shown to an IoFault as an lstat of the whole path. */
-extern "C" int fstatat(int at, const char* path, struct stat* st, int flags)
-{
-    using Fn = int(int, const char*, struct stat*, int);
-    static auto* real = reinterpret_cast<Fn*>(dlsym(RTLD_NEXT, "fstatat"));
-    auto whole = std::string{path};
-    if (at != AT_FDCWD && path[0] != '/') {
-        g_nBelowRoot++;
-        char root[PATH_MAX];
-        const auto n = readlink(fmt::format("/proc/self/fd/{}", at).c_str(), root, sizeof(root));
-        if (n > 0) { whole = fmt::format("{}/{}", std::string_view(root, n), path); }
-    }
-    if (lstat(whole.c_str(), st) != 0) { return -1; }
-    return real(at, path, st, flags);
-}
+namespace fs = std::filesystem;
 
 class UCPosixLookupRootTest : public UC::Test::Detail::PathBase {
-    using BlockId = UC::Detail::BlockId;
-    using TypesHelper = UC::Test::Detail::TypesHelper;
-
 protected:
-    static constexpr size_t kMany = 64;
+    using BlockId = UC::Detail::BlockId;
+    using IoFault = UC::Test::Detail::IoFault;
+    using SpaceManager = UC::PosixStore::SpaceManager;
 
-    void Setup(UC::PosixStore::SpaceManager& spaceMgr, std::vector<std::string> roots)
+    static constexpr size_t kPays = 16;  // blocks a root from which on roots are opened
+    static constexpr size_t kMany = 4 * kPays;
+
+    void Setup(SpaceManager& spaceMgr, size_t nRoot, size_t concurrency = 16)
     {
         UC::PosixStore::Config config;
         config.deviceId = 0;
         config.blockSize = 1;
         config.dataDirShardBytes = 1;
-        for (const auto& root : roots) {
-            std::filesystem::create_directories(Path() + root);
-            config.storageBackends.push_back(Path() + root);
+        config.lookupConcurrency = concurrency;
+        for (size_t i = 0; i < nRoot; i++) {
+            roots_.push_back(Path() + std::to_string(i));
+            fs::create_directory(roots_.back());
         }
+        config.storageBackends = roots_;
         ASSERT_EQ(spaceMgr.Setup(config), UC::Status::OK());
     }
-    /** Blocks, of which every other one is there. */
-    static std::vector<BlockId> Store(const UC::PosixStore::SpaceManager& spaceMgr, size_t n)
+    /** Blocks, of which every other one is there, the first is not. */
+    static std::vector<BlockId> Store(const SpaceManager& spaceMgr, size_t n = kMany)
     {
         std::vector<BlockId> blocks(n);
         for (size_t i = 0; i < n; i++) {
-            blocks[i] = TypesHelper::MakeBlockIdRandomly();
-            if (i % 2 == 0) {
-                std::ofstream{spaceMgr.GetLayout()->DataFilePath(blocks[i], false)} << 'x';
-            }
+            blocks[i] = UC::Test::Detail::TypesHelper::MakeBlockIdRandomly();
+            if (i % 2) { std::ofstream{File(spaceMgr, blocks[i])} << 'x'; }
         }
         return blocks;
     }
-    static std::vector<uint8_t> EveryOther(size_t n)
+    static std::string File(const SpaceManager& spaceMgr, const BlockId& block)
+    {
+        return spaceMgr.GetLayout()->DataFilePath(block, false);
+    }
+    static std::vector<uint8_t> EveryOther(size_t n = kMany)
     {
         std::vector<uint8_t> founds(n);
-        for (size_t i = 0; i < n; i += 2) { founds[i] = true; }
+        for (size_t i = 1; i < n; i += 2) { founds[i] = true; }
         return founds;
     }
-    static std::vector<uint8_t> Lookup(UC::PosixStore::SpaceManager& spaceMgr,
-                                       const std::vector<BlockId>& blocks)
+    static std::vector<uint8_t> Lookup(SpaceManager& spaceMgr, const std::vector<BlockId>& blocks)
     {
-        g_nBelowRoot = 0;
         return spaceMgr.Lookup(blocks.data(), blocks.size()).Value();
     }
     static ptrdiff_t Descriptors()
     {
-        const std::filesystem::directory_iterator all{"/proc/self/fd"};
-        return std::distance(begin(all), end(all));
+        return std::distance(fs::directory_iterator{"/proc/self/fd"}, {});
     }
+    /** How many roots a call opens. */
+    template <typename Call>
+    size_t Opened(Call&& call)
+    {
+        std::atomic<size_t> opened{0};
+        IoFault count{[&](IoFault::Call& io) {
+            const auto root = [&](auto& path) { return io.path == path + "/"; };
+            opened += std::any_of(roots_.begin(), roots_.end(), root);
+            return 0;
+        }};
+        call();
+        return opened;
+    }
+    std::vector<std::string> roots_;
 };
 
-TEST_F(UCPosixLookupRootTest, ManyKeysAreFoundBelowTheOpenRoots)
+TEST_F(UCPosixLookupRootTest, ManyBlocksAreFoundBelowTheOpenRoot)
 {
-    UC::PosixStore::SpaceManager spaceMgr;
-    Setup(spaceMgr, {"first", "second", "third"});
-    const auto blocks = Store(spaceMgr, kMany);
-    const auto before = Descriptors();
-    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther(kMany));
-    ASSERT_EQ(g_nBelowRoot, kMany);
-    ASSERT_EQ(Descriptors(), before);
-    ASSERT_EQ(spaceMgr.LookupOnPrefix(blocks.data(), kMany).Value(), 0);
-    ASSERT_EQ(Descriptors(), before);
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 1);
+    const auto blocks = Store(spaceMgr);
+    std::atomic<bool> first{true};
+    IoFault fault{[&](IoFault::Call& call) {
+        if (call.op == IoFault::Op::STAT && first.exchange(false)) {
+            fs::rename(roots_[0], Path() + "away");
+        }
+        return 0;
+    }};
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
 }
 
-TEST_F(UCPosixLookupRootTest, ForFewKeysNothingIsOpened)
+TEST_F(UCPosixLookupRootTest, RootsAreOpenedWhereItPays)
 {
-    UC::PosixStore::SpaceManager spaceMgr;
-    Setup(spaceMgr, {"root"});
-    const auto blocks = Store(spaceMgr, 2);
-    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther(2));
-    ASSERT_EQ(g_nBelowRoot, 0);
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 3);
+    const auto blocks = Store(spaceMgr, 3 * kPays);
+    const auto few = std::vector<BlockId>(blocks.begin(), blocks.end() - 1);
+    ASSERT_EQ(Opened([&] { ASSERT_EQ(Lookup(spaceMgr, few), EveryOther(few.size())); }), 0);
+    ASSERT_EQ(Opened([&] { ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther(blocks.size())); }), 3);
+}
+
+TEST_F(UCPosixLookupRootTest, APrefixThatEndsAtOnceOpensNone)
+{
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 1);
+    const auto blocks = Store(spaceMgr);
+    const auto prefix = [&] { return spaceMgr.LookupOnPrefix(blocks.data(), kMany).Value(); };
+    ASSERT_EQ(Opened([&] { ASSERT_EQ(prefix(), -1); }), 0);
+    std::ofstream{File(spaceMgr, blocks[0])} << 'x';
+    ASSERT_EQ(Opened([&] { ASSERT_EQ(prefix(), 1); }), 1);
 }
 
 TEST_F(UCPosixLookupRootTest, AnotherFolderInTheRootsPlaceIsSeen)
 {
-    UC::PosixStore::SpaceManager spaceMgr;
-    Setup(spaceMgr, {"root"});
-    const auto blocks = Store(spaceMgr, kMany);
-    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther(kMany));
-    std::filesystem::rename(Path() + "root", Path() + "away");
-    ASSERT_EQ(Lookup(spaceMgr, blocks), std::vector<uint8_t>(kMany));
-    std::filesystem::create_directory(Path() + "root");
-    ASSERT_EQ(Lookup(spaceMgr, blocks), std::vector<uint8_t>(kMany));
-    std::filesystem::remove(Path() + "root");
-    std::filesystem::create_directory_symlink("away", Path() + "root");
-    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther(kMany));
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 1);
+    const auto blocks = Store(spaceMgr);
+    const auto none = std::vector<uint8_t>(kMany);
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
+    fs::rename(roots_[0], Path() + "away");
+    ASSERT_EQ(Lookup(spaceMgr, blocks), none);
+    fs::create_directory(roots_[0]);
+    ASSERT_EQ(Lookup(spaceMgr, blocks), none);
+    fs::remove(roots_[0]);
+    fs::create_directory_symlink("away", roots_[0]);
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
 }
 
-TEST_F(UCPosixLookupRootTest, WithoutADescriptorWholePathsServe)
+TEST_F(UCPosixLookupRootTest, WholePathsServeWhereARootIsNotOpen)
 {
-    UC::PosixStore::SpaceManager spaceMgr;
-    Setup(spaceMgr, {"root"});
-    const auto blocks = Store(spaceMgr, kMany);
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 3);
+    const auto blocks = Store(spaceMgr);
     rlimit limit;
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
-    const rlimit none{3, limit.rlim_max};
+    const rlimit none{0, limit.rlim_max};
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
     const auto founds = Lookup(spaceMgr, blocks);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-    ASSERT_EQ(founds, EveryOther(kMany));
-    ASSERT_EQ(g_nBelowRoot, 0);
+    ASSERT_EQ(founds, EveryOther());
+    IoFault fault{[&](IoFault::Call& call) { return call.path == roots_[1] + "/" ? EMFILE : 0; }};
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
+}
+
+TEST_F(UCPosixLookupRootTest, TheWholePathHasTheLastWord)
+{
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 1);
+    const auto blocks = Store(spaceMgr);
+    IoFault fault{[&](IoFault::Call& call) {  // absolute: below the open root
+        return call.op == IoFault::Op::STAT && call.path[0] == '/' ? ESTALE : 0;
+    }};
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
+}
+
+TEST_F(UCPosixLookupRootTest, WhetherItCanBeReadIsAskedThereToo)
+{
+    if (geteuid() != 0) { GTEST_SKIP() << "runs as root, who reads what its mode forbids"; }
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 1);
+    const auto blocks = Store(spaceMgr);
+    for (size_t i = 1; i < kMany; i += 2) { chmod(File(spaceMgr, blocks[i]).c_str(), 0); }
+    ASSERT_EQ(Lookup(spaceMgr, blocks), EveryOther());
+}
+
+TEST_F(UCPosixLookupRootTest, NothingStaysOpenForALateHelper)
+{
+    SpaceManager spaceMgr;
+    Setup(spaceMgr, 2, 1);
+    const auto blocks = Store(spaceMgr);
+    std::atomic<bool> held{false}, over{false};
+    thread_local bool caller = false;
+    IoFault fault{[&](IoFault::Call& call) {
+        if (call.op != IoFault::Op::STAT) { return 0; }
+        IoFault::SleepMs(1);
+        for (; !caller && !over; held = true) { IoFault::SleepMs(1); }
+        return 0;
+    }};
+    std::thread first{[&] {
+        caller = true;
+        EXPECT_EQ(Lookup(spaceMgr, blocks), EveryOther());
+    }};
+    while (!held) { IoFault::SleepMs(1); }
+    const auto before = Descriptors();
+    caller = true;
+    for (size_t i = 0; i < 5; i++) { EXPECT_EQ(Lookup(spaceMgr, blocks), EveryOther()); }
+    EXPECT_EQ(Descriptors(), before);
+    over = true;
+    first.join();
 }
