@@ -28,21 +28,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static std::string WholePath(int at, const char* path)
+static std::string PathOf(int fd)
 {
-    if (at == AT_FDCWD || *path == '/') { return path; }
-    char folder[PATH_MAX];
-    const auto link = "/proc/self/fd/" + std::to_string(at);
-    const auto n = readlink(link.c_str(), folder, sizeof(folder));
-    return n < 0 ? path : std::string(folder, n) + '/' + path;
+    char path[PATH_MAX];
+    const auto link = "/proc/self/fd/" + std::to_string(fd);
+    const auto n = readlink(link.c_str(), path, sizeof(path));
+    return {path, n < 0 ? 0 : static_cast<size_t>(n)};
 }
 
-/** Before libc's, as the calls in posix_io_fault.h: shown to the hook as lstat of an absolute path.
+/**
+ * Before libc's, as the calls in posix_io_fault.h: a hook is shown an lstat of the whole path, for
+ * names below folders that are only opened to look there.
  */
 extern "C" int fstatat(int at, const char* path, struct stat* st, int flags)
 {
     using Fn = int(int, const char*, struct stat*, int);
     static auto* real = reinterpret_cast<Fn*>(dlsym(RTLD_NEXT, "fstatat"));
-    if (flags == AT_SYMLINK_NOFOLLOW && lstat(WholePath(at, path).c_str(), st) != 0) { return -1; }
+    if (flags != AT_SYMLINK_NOFOLLOW) { return real(at, path, st, flags); }
+    if (at == AT_FDCWD) { return lstat(path, st); }
+    if (fcntl(at, F_GETFL) & O_PATH) {
+        const auto whole = PathOf(at) + '/' + path;
+        if (lstat(whole.c_str(), st) != 0) { return -1; }
+    }
     return real(at, path, st, flags);
 }
