@@ -3,6 +3,7 @@
 UCM_TREE   built tree under test (default build/tree)
 """
 
+import gc
 import json
 import logging
 import os
@@ -17,6 +18,12 @@ sys.path[:0] = [str(HERE), str(TREE)]
 os.environ.setdefault("UC_LOGGER_LEVEL", "off")
 
 from hicache_kit import FaultStore, Site  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    """A site collects garbage when it ends: its test's, not all of torch and SGLang each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
