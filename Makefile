@@ -69,7 +69,7 @@ demo: build  ## store DeepSeek V4's six pools, read them back in another process
 	@$(venv) scripts/demo.py
 
 test: build build/base/tree  ## tool, store and connector tests, on the real store and real pools
-	@$(venv) -m pytest tests/tools
+	@$(venv) -m pytest -n auto --maxprocesses 4 tests/tools
 	@$(venv) -m pytest tests/store
 	@$(venv) -m pytest tests/hicache
 	@$(venv) -m pytest tests/bench

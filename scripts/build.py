@@ -188,7 +188,7 @@ def settings(args: argparse.Namespace) -> dict[str, object]:
     if args.variant in SANITIZERS:
         kind = f"-fsanitize={SANITIZERS[args.variant]} -fno-sanitize-recover=all"
         # gcc warns about code that it instruments itself.
-        extra = "-O1 -g -fno-omit-frame-pointer -Wno-error"
+        extra = "-O1 -g1 -fno-omit-frame-pointer -Wno-error"
         chosen["CMAKE_CXX_FLAGS_DEBUG"] = f"{extra} {kind}"
     return chosen
 

@@ -6,12 +6,14 @@ needs others. The releases and what each can do are in ci/matrix/releases.toml.
 
 import argparse
 import dataclasses
+import os
 import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from _report import Refusal, run
 INTERFACE = _releases.DATA.parent / "interface.txt"
 SUPPORT, TESTS = ROOT / "docs" / "support.md", ROOT / "tests" / "matrix"
 LIMIT_S = 1200  # for the tests of a row; the longest takes a minute or two
+ROWS_AT_ONCE = min(os.cpu_count() or 1, 4)  # a row keeps about one core busy
 
 
 @dataclass
@@ -73,14 +76,19 @@ def chosen(args: argparse.Namespace, pinned: list[Release]) -> list[Release]:
     return _releases.select(pinned, args.sglang)
 
 
+def before(release: Release, pinned: list[Release]) -> Release | None:
+    """The release pinned before it, which the oldest lacks."""
+    number = _releases.numbers(release.version)
+    older = [r for r in pinned if _releases.numbers(r.version) < number]
+    return older[-1] if older else None
+
+
 def news(release: Release, pinned: list[Release]) -> list[str]:
     """What is new in its sources against the release pinned before it."""
-    number = _releases.numbers(release.version)
-    before = [r for r in pinned if _releases.numbers(r.version) < number]
-    if not before:
+    previous = before(release, pinned)
+    if not previous:
         return []
-    _releases.fetch(before[-1])
-    old, new = (_interface.read(r.source) for r in (before[-1], release))
+    old, new = (_interface.read(r.source) for r in (previous, release))
     return _interface.difference(old, new)
 
 
@@ -132,7 +140,7 @@ def test(row: Row, wanted: str) -> None:
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += [f"--junitxml={report}", "-W", "ignore", "--tb=short"]
-    command += [f"--basetemp={_releases.CACHE / 'tmp'}"]
+    command += [f"--basetemp={_releases.CACHE / f'tmp-{row.release.version}'}"]
     command += [str(TESTS / f"test_{name}.py") for name in names]
     where = {"env": _releases.environment(row.release), "cwd": ROOT}
     log = report.with_suffix(".txt")
@@ -218,11 +226,6 @@ def check_support(row: Row) -> list[str]:
 def run_row(release: Release, pinned: list[Release], args: argparse.Namespace) -> Row:
     row, started = Row(release), time.monotonic()
     row.news = news(release, pinned)
-    print(
-        f"== SGLang {release.version}: {len(row.news)} new in its interface", flush=True
-    )
-    for line in row.news:
-        print(f"   {line}")
     if release.tier == "canary":
         row.failures += [f"interface: {line}" for line in row.news[:1]]
     if not args.probe:
@@ -235,6 +238,13 @@ def run_row(release: Release, pinned: list[Release], args: argparse.Namespace) -
             row.failures += check_support(row)
     row.seconds = time.monotonic() - started
     return row
+
+
+def tell(row: Row) -> None:
+    new = f"{len(row.news)} new in its interface"
+    print(f"== SGLang {row.release.version}: {new}", flush=True)
+    for line in row.news:
+        print(f"   {line}")
 
 
 def main() -> int:
@@ -254,8 +264,13 @@ def main() -> int:
     check_tests(releases, args.tests)
     check_record(pinned, args.record)
     for release in releases:  # whatever is refused is refused before any test runs
-        _releases.fetch(release)
-    rows = [run_row(release, pinned, args) for release in releases]
+        for needed in filter(None, (release, before(release, pinned))):
+            _releases.fetch(needed)
+    rows = []
+    with ThreadPoolExecutor(ROWS_AT_ONCE) as pool:
+        for row in pool.map(lambda release: run_row(release, pinned, args), releases):
+            tell(row)
+            rows.append(row)
     red = [row for row in rows if row.failures]
     if len(rows) == len(pinned) and not (red or args.tests or args.probe):
         write_support(rows)
