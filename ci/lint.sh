@@ -4,12 +4,16 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+mkdir -p build
+exec 9>build/.lock-lint  # tests that need the tools run side by side
+flock 9
 if ! cmp -s ci/requirements/lint.txt build/lint/stamp; then
     rm -rf build/lint
     "${PYTHON:-python3}" -m venv build/lint
     build/lint/bin/pip install -q --disable-pip-version-check -r ci/requirements/lint.txt
     cp ci/requirements/lint.txt build/lint/stamp
 fi
+exec 9>&-
 [ "${1-}" != tools ] || exit 0
 PATH=$PWD/build/lint/bin:$PATH
 status=0

@@ -105,7 +105,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def select(releases: list[Release], wanted: str) -> list[Release]:
-    """The rows of a list of versions; 0.5.12 is 0.5.12.post1, and "newest" the last row."""
+    """The rows of a list of versions, each once; 0.5.12 is 0.5.12.post1, and "newest" the last row."""
     chosen, wanted = [], wanted.replace("newest", releases[-1].version)
     for word in wanted.replace(",", " ").split():
         found = [
@@ -114,7 +114,7 @@ def select(releases: list[Release], wanted: str) -> list[Release]:
         if not found:
             known = " ".join(release.version for release in releases)
             raise _wrong(f"SGLang {word} is not pinned", known, word)
-        chosen += found
+        chosen += [row for row in found if row not in chosen]
     return chosen
 
 

@@ -21,7 +21,7 @@ from hicache_kit import FaultStore, Site  # noqa: E402
 
 
 def pytest_collection_finish() -> None:
-    """A site collects garbage when it ends: its test's, not all of torch and SGLang each time."""
+    """A site collects garbage when it ends. It need not look at all that torch and SGLang made."""
     gc.collect()
     gc.freeze()
 

@@ -206,9 +206,10 @@ def test_a_green_run_writes_the_table(matrix):
     assert done.returncode == 0, done.stdout + done.stderr
     table = (matrix.root / "docs/support.md").read_text()
     assert "| SGLang | KV |\n| --- | --- |\n| 0.5.9 | pass |\n| 0.5.8 | pass |" in table
-    done = matrix.run("--sglang", "0.5.8,newest")
+    done = matrix.run("--sglang", "0.5.8,newest,0.5.9")
     assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines()[-2:]]
+    head, *rows = [line.split() for line in done.stdout.splitlines()[-3:]]
+    assert head[0] == "release"
     assert [(row[0], row[-1]) for row in rows] == [("0.5.8", "ok"), ("0.5.9", "ok")]
 
 
