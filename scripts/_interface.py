@@ -7,6 +7,7 @@ makes to a backend, and which host pools there are.
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 STORAGE = "sglang/srt/mem_cache/hicache_storage.py"
@@ -29,6 +30,7 @@ PAGE_CALLS = {
 }
 
 
+@cache  # a release is compared with the one before it and the one after it
 def read(source: Path) -> list[str]:
     """The interface of the release unpacked in `source`."""
     lines = set(_base(source / STORAGE)) | set(_factory(source / FACTORY))
